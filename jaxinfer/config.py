@@ -1,0 +1,187 @@
+"""Frozen configuration, in parts of about ten fields; a class takes the smallest part it reads.
+
+No JAX here. Limits of the OpenAI surface are checked where a SamplingParams is made, so the HTTP path and the
+Python path refuse the same things with the same words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jaxinfer.errors import ConfigError, InvalidRequest
+
+KernelBackend = Literal["auto", "pallas", "interpret", "reference"]
+MAX_STOP_STRINGS = 32
+MAX_TOP_LOGPROBS = 20
+GREEDY_TEMPERATURE = 1e-5  # at or below this the arg-max is taken
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens and when to end. Names and ranges follow the OpenAI API and vLLM.
+
+    Raises: InvalidRequest naming the field, its range and the value that came.
+    """
+
+    max_tokens: int | None = 16  # None: up to the end of the context
+    min_tokens: int = 0  # end tokens and stop strings are ignored before this many
+    temperature: float = 1.0  # [0, 2]; below 1e-5 greedy
+    top_p: float = 1.0  # (0, 1]
+    top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0  # [0, 1], relative to the likeliest token
+    seed: int | None = None  # None: a fresh one per request
+    n: int = 1  # choices; choice i has its own stream of draws
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # None: none; k: chosen token's and the k likeliest (0..20)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        self._check_ranges()
+        self._check_stops()
+
+    def _check_ranges(self) -> None:
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, None)
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _number("temperature", self.temperature, 0.0, 2.0)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _integer("top_k", self.top_k, 0, None)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _integer("n", self.n, 1, 16)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(
+                f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed",
+                param="stop",
+            )
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidRequest(
+                    f"stop must hold non-empty strings; got {text!r}", param="stop"
+                )
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, None)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+
+def _integer(name: str, value: Any, low: int, high: int | None) -> None:
+    good = isinstance(value, int) and not isinstance(value, bool)
+    if not good or value < low or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise InvalidRequest(f"{name} must be an integer {bound}; got {value!r}", param=name)
+
+
+def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value > high or value < low or (open_low and value == low):
+        span = f"{'(' if open_low else '['}{low:g}, {high:g}]"
+        raise InvalidRequest(f"{name} must be a number in {span}; got {value!r}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The KV pool."""
+
+    page_size: int = 64  # tokens per page
+    kv_cache_bytes: int | None = None  # None: planned from the device (build.py says how)
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.page_size < 8 or 128 % self.page_size:
+            raise ConfigError(
+                f"page_size must divide the attention tile of 128 tokens and be at least 8 "
+                f"(8, 16, 32, 64 or 128); got {self.page_size}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What may run together."""
+
+    max_num_seqs: int = 32  # running sequences
+    max_num_batched_tokens: int = 512  # tokens of one prefill step, riding decode rows included
+    max_model_len: int | None = None  # tokens of prompt and output; None: the model's own limit
+
+    def __post_init__(self) -> None:
+        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 16)):
+            value = getattr(self, name)
+            if value < low:
+                raise ConfigError(f"{name} must be at least {low}; got {value}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(f"max_model_len must be at least 2; got {self.max_model_len}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Which checkpoint, and how its weights are held."""
+
+    model: str = "smollm2-135m-instruct"  # a path, a hub id, or a catalog name
+    revision: str | None = None  # of a hub id
+    download_dir: str | None = None  # None: the user's cache folder
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPU, else float32
+    chat_template: str | None = None  # a Jinja file that replaces the checkpoint's
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All of it, composed."""
+
+    source: ModelSource = field(default_factory=ModelSource)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    kernel_backend: KernelBackend = "auto"
+    memory_utilization: float = 0.9  # share of a GPU's memory that may be planned
+    seed: int | None = None  # of requests that name none; None: from the system
+    show_progress: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0.05 <= self.memory_utilization <= 1.0:
+            raise ConfigError(
+                f"memory_utilization must be in [0.05, 1]; got {self.memory_utilization}"
+            )
+
+
+def replace(config: EngineConfig, **changes: Any) -> EngineConfig:
+    """A copy of `config` with fields changed, wherever in the tree they live.
+
+    >>> replace(EngineConfig(), page_size=16, model="x").cache.page_size
+    16
+
+    Raises: ConfigError for a name that no part has.
+    """
+    for name, value in changes.items():
+        config = _replace_one(config, name, value)
+    return config
+
+
+def _replace_one(config: EngineConfig, name: str, value: Any) -> EngineConfig:
+    own = {f.name for f in dataclasses.fields(config)}
+    if name in own:
+        return dataclasses.replace(config, **{name: value})
+    for part_name in ("source", "cache", "scheduler"):
+        part = getattr(config, part_name)
+        if name in {f.name for f in dataclasses.fields(part)}:
+            return dataclasses.replace(
+                config, **{part_name: dataclasses.replace(part, **{name: value})}
+            )
+    raise ConfigError(f"no configuration field is called {name!r}")
