@@ -1,0 +1,63 @@
+"""Every shape that is ever compiled, enumerated before anything runs.
+
+Host only: no JAX.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+MIN_ROWS = 8  # XLA CPU computes a product of 2..7 rows in another order: not bit-equal (ARCHITECTURE)
+MIN_TOKENS = 16
+BLOCK_Q = 32  # queries per wide attention block of a prefill step
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Row buckets of decode and sampling, token buckets of prefill; both ascending."""
+
+    rows: tuple[int, ...]
+    tokens: tuple[int, ...]
+    max_pages_per_seq: int  # M: the width of every page table
+
+    @classmethod
+    def for_limits(
+        cls, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, page_size: int
+    ) -> Buckets:
+        """Powers of two from the smallest exact shape up to the limits, rounded up."""
+        return cls(
+            rows=_powers(MIN_ROWS, max_num_seqs),
+            tokens=_powers(MIN_TOKENS, max_num_batched_tokens),
+            max_pages_per_seq=-(-max_model_len // page_size),
+        )
+
+    @property
+    def max_rows(self) -> int:
+        return self.rows[-1]
+
+    @property
+    def max_tokens(self) -> int:
+        return self.tokens[-1]
+
+    def rows_for(self, num_rows: int) -> int:
+        """The smallest row bucket that holds `num_rows`."""
+        return self.rows[bisect.bisect_left(self.rows, num_rows)]
+
+    def tokens_for(self, num_tokens: int) -> int:
+        """The smallest token bucket that holds `num_tokens`."""
+        return self.tokens[bisect.bisect_left(self.tokens, num_tokens)]
+
+    def wide_blocks(self, tokens: int) -> int:
+        """Wide attention blocks that a prefill step of this bucket may need.
+
+        Each sequence of two or more tokens wastes less than one block.
+        """
+        return tokens // BLOCK_Q + min(self.max_rows, tokens // 2)
+
+
+def _powers(low: int, limit: int) -> tuple[int, ...]:
+    sizes = [low]
+    while sizes[-1] < limit:
+        sizes.append(sizes[-1] * 2)
+    return tuple(sizes)
