@@ -1,0 +1,234 @@
+"""A `tokenizers.Tokenizer` from the metadata of a GGUF file.
+
+Two models: "gpt2", a byte-level BPE with merges and a named pre-tokenizer, and "llama", a
+SentencePiece BPE of which the file holds scores, not merges. Neither has a post-processor: whether
+a BOS belongs in front is told apart (`adds_bos`), so that it cannot come twice.
+The rules of each pre-tokenizer are those of the models' own tokenizer.json; llama.cpp named them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from checkpoints.errors import CheckpointError, first_line
+from checkpoints.gguf_config import token_id
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
+# What ends a turn in the chat formats of these families, when the file names only one end token.
+END_OF_TURN = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|endofturn|>",
+)
+
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+ONE_DIGIT = r"\p{N}"
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """How text is cut before the merges: each pattern cuts what the ones before it left whole."""
+
+    patterns: tuple[str, ...]
+    adds_bos: bool = False  # where the file does not say
+    ignores_merges: bool = False  # a whole word that is a token is taken as it is
+    is_nfc: bool = False
+
+
+_GPT2 = PreTokenizer((GPT2_WORDS,))
+_DIGITS = PreTokenizer((ONE_DIGIT, GPT2_WORDS))
+_LLAMA3 = PreTokenizer((LLAMA3_WORDS,), adds_bos=True, ignores_merges=True)
+_QWEN2 = PreTokenizer((QWEN2_WORDS,), is_nfc=True)
+_DEFAULT = PreTokenizer((r"[\p{P}$+<=>^~|]+", GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"))
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "default": _DEFAULT,
+    "gpt-2": _GPT2,
+    "phi-2": _GPT2,
+    "olmo": _GPT2,
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,
+    "command-r": _DIGITS,
+    "codeshell": _DIGITS,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+}
+
+
+def build_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
+    """The file's tokenizer, without a post-processor.
+
+    Control and unknown tokens are special (decoding can skip them); user-defined ones are whole
+    tokens but ordinary text.
+    Raises: CheckpointError naming `path` and the key at fault.
+    """
+    model = metadata.get("tokenizer.ggml.model")
+    tokens = _tokens(path, metadata)
+    types = _token_types(path, metadata, len(tokens))
+    if model == "gpt2":
+        tokenizer = _byte_level(path, metadata, tokens)
+    elif model == "llama":
+        tokenizer = _sentencepiece(path, metadata, tokens, types)
+    else:
+        raise _error(path, "model", "'gpt2' or 'llama'", repr(model))
+    _mark_added(tokenizer, tokens, types)
+    return tokenizer
+
+
+def adds_bos(path: Path, metadata: Mapping[str, Any]) -> bool:
+    """Whether a BOS belongs in front of a prompt: what the file says, or its family's habit."""
+    flag = metadata.get("tokenizer.ggml.add_bos_token")
+    if isinstance(flag, bool):
+        return flag
+    if metadata.get("tokenizer.ggml.model") == "llama":
+        return True
+    return _pre_tokenizer(path, metadata).adds_bos
+
+
+def end_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids that end an answer: eos, eot and eom as named, and known end-of-turn control tokens."""
+    ids = {token_id(metadata, f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")}
+    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    types = metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
+    for index, (text, kind) in enumerate(zip(tokens, types, strict=False)):
+        if kind in (CONTROL, USER_DEFINED) and text in END_OF_TURN:
+            ids.add(index)
+    return tuple(sorted(i for i in ids if i is not None and i < len(tokens)))
+
+
+def _error(path: Path, key: str, expected: str, found: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: expected metadata 'tokenizer.ggml.{key}' to be {expected}, found {found}"
+    )
+
+
+def _tokens(path: Path, metadata: Mapping[str, Any]) -> list[str]:
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise _error(path, "tokens", "a list of texts", "none")
+    if len(set(tokens)) != len(tokens):
+        twice = next(text for text, count in Counter(tokens).items() if count > 1)
+        raise _error(path, "tokens", "all different", f"{twice!r} more than once")
+    return tokens
+
+
+def _token_types(path: Path, metadata: Mapping[str, Any], count: int) -> Sequence[int]:
+    types = metadata.get("tokenizer.ggml.token_type")
+    if types is None:
+        return [NORMAL] * count
+    if isinstance(types, str) or len(types) != count:
+        raise _error(path, "token_type", f"{count} numbers", str(len(types)))
+    return [int(kind) for kind in types]
+
+
+def _pre_tokenizer(path: Path, metadata: Mapping[str, Any]) -> PreTokenizer:
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    known = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
+    if known is None:
+        raise _error(path, "pre", f"one of {', '.join(PRE_TOKENIZERS)}", repr(name))
+    return known
+
+
+def _byte_level(path: Path, metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
+    rules = _pre_tokenizer(path, metadata)
+    lines = metadata.get("tokenizer.ggml.merges")
+    if not isinstance(lines, list):
+        raise _error(path, "merges", "a list of pairs", "none")
+    merges = [tuple(line.split(" ", 1)) for line in lines]
+    if any(len(pair) != 2 for pair in merges):
+        bad = next(line for line in lines if " " not in line)
+        raise _error(path, "merges", "pairs with a space between", repr(bad))
+    model = _bpe(path, tokens, merges, ignore_merges=rules.ignores_merges)
+    tokenizer = Tokenizer(model)
+    splits = [pre_tokenizers.Split(Regex(text), "isolated") for text in rules.patterns]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    if rules.is_nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(
+    path: Path, metadata: Mapping[str, Any], tokens: list[str], types: Sequence[int]
+) -> Tokenizer:
+    scores = metadata.get("tokenizer.ggml.scores")
+    if scores is None or isinstance(scores, str) or len(scores) != len(tokens):
+        found = "none" if scores is None else str(len(scores))
+        raise _error(path, "scores", f"{len(tokens)} numbers", found)
+    unknown = token_id(metadata, "tokenizer.ggml.unknown_token_id") or 0
+    if unknown >= len(tokens):
+        raise _error(path, "unknown_token_id", f"below {len(tokens)}", str(unknown))
+    merges = _merges_from_scores(tokens, [float(score) for score in scores], types)
+    model = _bpe(path, tokens, merges, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    space = normalizers.Replace(" ", "▁")
+    strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend("▁"), space]) if has_prefix else space
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return tokenizer
+
+
+def _merges_from_scores(
+    tokens: list[str], scores: list[float], types: Sequence[int]
+) -> list[tuple[str, str]]:
+    """The merges that give each normal token, best score first, ties by id.
+
+    SentencePiece always joins the neighbours whose union has the best score, so every way to halve
+    a token into two tokens is a merge with that token's score.
+    """
+    ids = {text: i for i, text in enumerate(tokens) if types[i] in (NORMAL, USER_DEFINED)}
+    order = sorted((i for i in ids.values() if types[i] == NORMAL), key=lambda i: (-scores[i], i))
+    merges: list[tuple[str, str]] = []
+    for i in order:
+        text = tokens[i]
+        halves = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
+        found = [pair for pair in halves if pair[0] in ids and pair[1] in ids]
+        merges += sorted(found, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+    return merges
+
+
+def _bpe(
+    path: Path, tokens: list[str], merges: Sequence[tuple[str, ...]], **options: Any
+) -> models.BPE:
+    vocabulary = {text: i for i, text in enumerate(tokens)}
+    try:
+        return models.BPE(vocab=vocabulary, merges=merges, **options)
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise _error(path, "merges", "pairs of known tokens", first_line(error)) from None
+
+
+def _mark_added(tokenizer: Tokenizer, tokens: list[str], types: Sequence[int]) -> None:
+    """Tokens that are matched in the text before anything else."""
+    special, ordinary = [], []
+    for text, kind in zip(tokens, types, strict=True):
+        if kind in (CONTROL, UNKNOWN):
+            special.append(AddedToken(text, special=True, normalized=False))
+        elif kind == USER_DEFINED:
+            ordinary.append(AddedToken(text, special=False, normalized="▁" in text))
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(ordinary)
