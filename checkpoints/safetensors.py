@@ -137,7 +137,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not good or not weight_map:
         raise CheckpointError(f"{index}: expected 'weight_map' to map tensor names to file names")
     for file in weight_map.values():
-        if Path(file).name != file:
+        if not file or Path(file).name != file:
             raise CheckpointError(f"{index}: expected file names without a folder, found {file!r}")
     return weight_map
 
