@@ -104,7 +104,7 @@ def _mapped(path: Path) -> np.ndarray:
     try:
         if path.stat().st_size == 0:
             raise CheckpointError(f"{path}: expected a GGUF file, found an empty one")
-        return np.memmap(path, dtype=np.uint8, mode="r")
+        return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
     except OSError as error:
         raise CheckpointError(f"{path}: expected a readable file, found {error.strerror}") from None
 

@@ -60,7 +60,8 @@ class SafetensorsSource:
         self._entries: dict[str, _Entry] = {}
         for path in weight_files(folder):
             self._add(path)
-        _check_index(folder, self._entries)
+        if not (folder / SINGLE_FILE).is_file():
+            _check_index(folder, self._entries)
 
     def _add(self, path: Path) -> None:
         for name, entry in _entries(path).items():
@@ -69,7 +70,7 @@ class SafetensorsSource:
                 raise CheckpointError(
                     f"{path}: tensor {name!r} is also in {earlier.file.name}, expected it once"
                 )
-        self._mapped[path] = np.memmap(path, dtype=np.uint8, mode="r")
+        self._mapped[path] = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
 
     def names(self) -> Sequence[str]:
         return list(self._entries)
@@ -99,14 +100,13 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises: CheckpointError if there are none, or a shard that the index names is missing.
     """
-    index = folder / INDEX_FILE
-    if not index.is_file():
-        single = folder / SINGLE_FILE
-        if not single.is_file():
-            raise CheckpointError(
-                f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE}, found {_weights_found(folder)}"
-            )
+    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    if single.is_file():  # as transformers does where a folder has both
         return [single]
+    if not index.is_file():
+        raise CheckpointError(
+            f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE}, found {_weights_found(folder)}"
+        )
     files = [folder / name for name in sorted(set(_weight_map(index).values()))]
     missing = [path.name for path in files if not path.is_file()]
     if missing:
@@ -144,8 +144,6 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _check_index(folder: Path, entries: dict[str, _Entry]) -> None:
     index = folder / INDEX_FILE
-    if not index.is_file():
-        return
     for name, file in _weight_map(index).items():
         entry = entries.get(name)
         if entry is None or entry.file.name != file:

@@ -114,6 +114,11 @@ def test_shards_read_as_one_source(sharded: Path, tiny):
         np.testing.assert_array_equal(source.read(name), tensor)
 
 
+def test_a_single_file_wins_over_an_index(sharded: Path):
+    save_file({"only": np.ones(2, np.float32)}, sharded / "model.safetensors")
+    assert list(SafetensorsSource(sharded).names()) == ["only"]
+
+
 def test_a_missing_shard_is_named(sharded: Path):
     (sharded / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"expected 3 shards, found 2; missing: model-00002"):
