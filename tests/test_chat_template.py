@@ -72,7 +72,7 @@ def template(source: str) -> ChatTemplate:
     )
 
 
-def says(role: str, content: Any = "hi", **more: Any) -> dict[str, Any]:
+def says(role: Any, content: Any = "hi", **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 

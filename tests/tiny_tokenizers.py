@@ -32,7 +32,7 @@ def special(text: str, **flags: bool) -> AddedToken:
     return AddedToken(text, special=True, normalized=False, **flags)
 
 
-def byte_level(*more: AddedToken) -> tokenizers.Tokenizer:
+def byte_level(*more: AddedToken | str) -> tokenizers.Tokenizer:
     """GPT-2's kind: a BPE over bytes; "<think>" is an added token but an ordinary one."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -67,7 +67,7 @@ def byte_fallback(*, strips: bool = True) -> tokenizers.Tokenizer:
         models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     )
     backend.normalizer = normalizers.Replace(" ", "▁")
-    chain = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    chain: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if strips:
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), backend.normalizer])
         chain.append(decoders.Strip(" ", 1, 0))
