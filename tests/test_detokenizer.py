@@ -283,6 +283,11 @@ def test_the_stop_string_that_is_complete_first_wins_however_the_text_comes():
     assert find_stop("xbca", 0, stops) == StopMatch(1, 4, "bca")
 
 
+def test_a_stop_string_inside_a_longer_one_wins_because_it_is_complete_first():
+    assert find_stop("abcde", 0, ["abcde", "bc"]) == StopMatch(1, 3, "bc")
+    assert detokenizer(BYTES, stop=["abcde", "bc"]).push(spell("abcde")) == "a"
+
+
 def test_of_stop_strings_that_end_together_the_longest_wins():
     assert find_stop("xyz", 0, ["z", "yz"]) == StopMatch(1, 3, "yz")
 
