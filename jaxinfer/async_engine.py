@@ -1,0 +1,302 @@
+"""One engine on a thread of its own, driven from asyncio.
+
+Host only: no JAX, no HTTP. The engine thread is the only one that touches the `Engine`; requests
+and aborts reach it through an inbox, outputs come back in one `call_soon_threadsafe` per step. What
+a reader has not taken yet is merged, one entry per choice, so that a slow reader holds no more than
+its own text (idea: vLLM's RequestOutputCollector).
+
+    event loop:     submit, close -> inbox            RequestStream.read <- _deliver
+    engine thread:  inbox -> Engine.submit/abort -> Engine.step -> call_soon_threadsafe(_deliver)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from jaxinfer.errors import EngineFailure, JaxInferError, Unavailable
+from jaxinfer.request_stream import RequestStream
+from jaxinfer.scheduling.request import FinishReason, Request
+from jaxinfer.stats import PoolStats, RequestStats, StepStats
+
+if TYPE_CHECKING:
+    from jaxinfer.engine import Engine
+    from jaxinfer.outputs import RequestOutput
+
+log = logging.getLogger(__name__)
+
+IDLE_TURN_S = 1.0  # an idle thread turns this often, so that its last turn shows that it lives
+RETRY_AFTER_S = 5.0  # told to those who come while the engine drains or after it died
+
+
+class Observer(Protocol):
+    """Takes the facts.
+
+    The first two are called on the engine thread, the others on the event loop.
+    """
+
+    def on_step(self, step: StepStats, pool: PoolStats) -> None: ...
+
+    def on_finish(self, stats: RequestStats, reason: FinishReason) -> None: ...
+
+    def on_first_token(self, ttft_s: float) -> None: ...
+
+    def on_gap(self, gap_s: float, num_tokens: int) -> None:
+        """`num_tokens` came `gap_s` after the last one of the same choice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+
+
+class AsyncEngine:
+    """Submits to, reads from and ends one `Engine`. All methods belong to the event loop that
+    called `start`.
+
+    Args:
+        engine: used by the engine thread only, from `start` on.
+        observer: told what happened.
+        clock: seconds; the one that `engine` uses.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._engine = engine
+        self._observer = observer
+        self.clock = clock
+        self._inbox: deque[_Submit | _Abort] = deque()
+        self._wakeup = threading.Event()
+        self._stopping = False
+        self._draining = False
+        self._failure: BaseException | None = None
+        self._streams: dict[str, weakref.ref[RequestStream]] = {}  # a lost stream must die
+        self._drained = asyncio.Event()
+        self._last_turn_s = clock()
+        self._pool = engine.pool_stats()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the engine thread; call it on the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def submit(self, *requests: Request) -> RequestStream:
+        """Hands the requests of one caller over; they end together when their stream is closed.
+
+        Returns: the stream of their outputs. What `Engine.submit` refuses is raised by its
+            `accepted` or first `read`.
+        Raises: Unavailable while draining or when the engine has died.
+        """
+        self._check_open()
+        stream = RequestStream(
+            requests, on_close=self._abort, on_loss=self._abort_soon, observer=self._observer
+        )
+        for request in requests:
+            if request.request_id in self._streams:
+                raise ValueError(f"request id {request.request_id!r} is in use")
+        for request in requests:
+            self._streams[request.request_id] = weakref.ref(stream)
+            self._inbox.append(_Submit(request))
+        self._wakeup.set()
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """Ends the stream of this request and all that was submitted with it; unknown ids are
+        ignored.
+        """
+        stream = self._stream(request_id)
+        if stream is not None:
+            stream.close()
+
+    @property
+    def pool_stats(self) -> PoolStats:
+        """As of the end of the last step."""
+        return self._pool
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive() and self._failure is None
+
+    @property
+    def seconds_since_turn(self) -> float:
+        """Since the engine thread last completed a turn; idle turns count. Large: a step hangs."""
+        return self.clock() - self._last_turn_s
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuses new requests and waits for the open ones; after `timeout_s` aborts what is left.
+
+        Returns: whether all ended by themselves.
+        """
+        self._draining = True
+        if self._streams:
+            self._drained.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), timeout_s)
+        left = self._open_streams()
+        for stream in left:
+            stream.fail(Unavailable("the server shuts down", retry_after_s=RETRY_AFTER_S))
+            stream.close()
+        return not left
+
+    async def close(self) -> None:
+        """Ends the engine thread after its current step; open streams get Unavailable."""
+        await self.drain(0.0)
+        self._stopping = True
+        self._wakeup.set()
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join, 30.0)
+
+    def _check_open(self) -> None:
+        if self._failure is not None or not self._thread.is_alive():
+            raise Unavailable("the engine has stopped; see the server's log", retry_after_s=60.0)
+        if self._draining:
+            raise Unavailable("the server shuts down", retry_after_s=RETRY_AFTER_S)
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        """From a stream that was closed before its end."""
+        for request_id in request_ids:
+            if self._streams.pop(request_id, None) is not None:
+                self._inbox.append(_Abort(request_id))
+        self._note_drained()
+        self._wakeup.set()
+
+    def _abort_soon(self, request_ids: Sequence[str]) -> None:
+        """From a stream that nobody refers to any more; the collector may run on any thread."""
+        self._call(self._abort, request_ids)
+
+    def _stream(self, request_id: str) -> RequestStream | None:
+        reference = self._streams.get(request_id)
+        return None if reference is None else reference()
+
+    def _open_streams(self) -> set[RequestStream]:
+        return {s for s in map(self._stream, list(self._streams)) if s is not None}
+
+    def _note_drained(self) -> None:
+        if not self._streams:
+            self._drained.set()
+
+    # ---- on the engine thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        except BaseException as error:  # whatever it was, nobody may wait for ever
+            log.exception("the engine thread died")
+            self._failure = error
+            self._call(self._fail_all, error)
+
+    def _turn(self) -> None:
+        if not self._engine.has_work():
+            self._wakeup.wait(IDLE_TURN_S)
+        self._wakeup.clear()
+        self._take_inbox()
+        if self._engine.has_work():
+            self._step()
+        self._last_turn_s = self.clock()
+
+    def _take_inbox(self) -> None:
+        accepted: list[str] = []
+        refused: list[tuple[str, JaxInferError]] = []
+        changed = bool(self._inbox)
+        while self._inbox:
+            message = self._inbox.popleft()
+            if isinstance(message, _Abort):
+                self._observe_ends(self._engine.abort(message.request_id))
+                continue
+            error = self._submit(message.request)
+            if error is None:
+                accepted.append(message.request.request_id)
+            else:
+                refused.append((message.request.request_id, error))
+        if changed:
+            self._pool = self._engine.pool_stats()
+            self._call(self._answer, accepted, refused)
+
+    def _submit(self, request: Request) -> JaxInferError | None:
+        """Returns: why the engine refuses it. One odd request must not end the thread."""
+        try:
+            self._engine.submit(request)
+        except JaxInferError as error:
+            return error
+        except Exception as error:
+            log.exception("request %s could not be submitted", request.request_id)
+            return EngineFailure(f"submission failed: {type(error).__name__}: {error}")
+        return None
+
+    def _step(self) -> None:
+        step = self._engine.step()
+        self._pool = self._engine.pool_stats()
+        if step.outputs:
+            self._call(self._deliver, step.outputs, self.clock())
+        if self._observer is not None and step.stats is not None:
+            self._observer.on_step(step.stats, self._pool)
+        self._observe_ends(step.outputs)
+
+    def _observe_ends(self, outputs: Sequence[RequestOutput]) -> None:
+        if self._observer is None:
+            return
+        for output in outputs:
+            if output.finish_reason is not None and output.stats is not None:
+                self._observer.on_finish(output.stats, output.finish_reason)
+
+    def _call(self, function: Callable[..., None], *args: object) -> None:
+        if self._loop is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop was closed before the engine
+            self._loop.call_soon_threadsafe(function, *args)
+
+    # ---- back on the event loop
+
+    def _answer(self, accepted: list[str], refused: list[tuple[str, JaxInferError]]) -> None:
+        for request_id in accepted:
+            stream = self._stream(request_id)
+            if stream is not None:
+                stream.accept(request_id)
+        for request_id, error in refused:
+            stream = self._stream(request_id)
+            if stream is not None:
+                del self._streams[request_id]
+                stream.fail(error)
+                stream.close()
+        self._note_drained()
+
+    def _deliver(self, outputs: tuple[RequestOutput, ...], now_s: float) -> None:
+        for output in outputs:
+            stream = self._stream(output.request_id)
+            if stream is not None and stream.push(output, now_s):
+                del self._streams[output.request_id]
+        self._note_drained()
+
+    def _fail_all(self, error: BaseException) -> None:
+        failure = EngineFailure(f"the engine stopped: {type(error).__name__}: {error}")
+        for stream in self._open_streams():
+            stream.fail(failure)
+        self._streams.clear()
+        self._note_drained()

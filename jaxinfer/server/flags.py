@@ -1,0 +1,223 @@
+"""Every flag of serve.py, declared once: command line, environment and --config file all come from
+this table. It only declares; settings.py reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
+from jaxinfer.server.state import Limits
+
+ENV_PREFIX = "JAXINFER_"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag.
+
+    `sets` says where its value goes: "engine.<field>" of EngineConfig or one of its parts,
+    "limits.<field>" of Limits, or a field of ServeSettings.
+    """
+
+    name: str  # with dashes
+    read: Callable[[str], Any]  # from text; raises ValueError
+    default: Any
+    help: str
+    sets: str
+    choices: tuple[str, ...] | None = None
+    is_secret: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.key.upper()
+
+
+def size_in_bytes(text: str) -> int:
+    """ "2G" (10^9), "512MiB" (2^20) or a plain number of bytes.
+
+    >>> size_in_bytes("1.5KiB")
+    1536
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    if match is None or (match[3] and not match[2]):
+        raise ValueError("expected bytes, such as 2G, 512MiB or 1000000")
+    base = 1024 if match[3] else 1000
+    size = float(match[1]) * base ** ("", "K", "M", "G", "T").index(match[2].upper())
+    if size < 1:
+        raise ValueError("expected at least one byte")
+    return int(size)
+
+
+def switch(text: str) -> bool:
+    """on/off, true/false, yes/no, 1/0."""
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("expected true or false")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Separated by commas."""
+    found = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not found:
+        raise ValueError("expected at least one name")
+    return found
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError("expected a number above 0")
+    return value
+
+
+def count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("expected a whole number of at least 1")
+    return value
+
+
+def port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise ValueError("expected a port from 0 to 65535")
+    return value
+
+
+_SOURCE, _CACHE, _SCHEDULER, _ENGINE = (
+    ModelSource(),
+    CacheConfig(),
+    SchedulerConfig(),
+    EngineConfig(),
+)
+_LIMITS = Limits()
+
+FLAGS: tuple[Flag, ...] = (
+    Flag("model", str, _SOURCE.model, "path, hub id, .gguf file or catalog name", "engine.model"),
+    Flag("revision", str, None, "revision of a hub id", "engine.revision"),
+    Flag(
+        "download-dir",
+        str,
+        None,
+        "where downloads are kept (the user's cache)",
+        "engine.download_dir",
+    ),
+    Flag(
+        "dtype",
+        str,
+        _SOURCE.dtype,
+        "of the weights",
+        "engine.dtype",
+        ("auto", "float32", "bfloat16"),
+    ),
+    Flag(
+        "chat-template", str, None, "Jinja file instead of the model's own", "engine.chat_template"
+    ),
+    Flag(
+        "served-model-name",
+        names,
+        (),
+        "names that requests may use, by commas",
+        "served_model_names",
+    ),
+    Flag("host", str, "127.0.0.1", "address to listen on", "host"),
+    Flag("port", port, 8000, "port to listen on; 0 takes a free one", "port"),
+    Flag("root-path", str, "", "path prefix that a proxy strips", "root_path"),
+    Flag("api-key", names, (), "keys that open the server, by commas", "api_keys", is_secret=True),
+    Flag("api-key-file", Path, None, "file with one key per line", "api_keys"),
+    Flag(
+        "max-model-len",
+        count,
+        None,
+        "tokens of prompt and output (the model's limit)",
+        "engine.max_model_len",
+    ),
+    Flag(
+        "max-num-seqs",
+        count,
+        _SCHEDULER.max_num_seqs,
+        "sequences that run together",
+        "engine.max_num_seqs",
+    ),
+    Flag(
+        "max-num-batched-tokens",
+        count,
+        _SCHEDULER.max_num_batched_tokens,
+        "tokens of one prefill step",
+        "engine.max_num_batched_tokens",
+    ),
+    Flag(
+        "kv-cache-memory",
+        size_in_bytes,
+        None,
+        "bytes of the KV pool, e.g. 2G (planned)",
+        "engine.kv_cache_bytes",
+    ),
+    Flag(
+        "gpu-memory-utilization",
+        float,
+        _ENGINE.memory_utilization,
+        "share of a GPU's memory that may be planned",
+        "engine.memory_utilization",
+    ),
+    Flag("page-size", count, _CACHE.page_size, "tokens per KV page", "engine.page_size"),
+    Flag(
+        "enable-prefix-caching",
+        switch,
+        _CACHE.enable_prefix_caching,
+        "reuse the KV pages of equal prompt beginnings",
+        "engine.enable_prefix_caching",
+    ),
+    Flag("seed", int, None, "of requests that name none", "engine.seed"),
+    Flag(
+        "kernel-backend",
+        str,
+        _ENGINE.kernel_backend,
+        "implementation of the kernels",
+        "engine.kernel_backend",
+        ("auto", "pallas", "interpret", "reference"),
+    ),
+    Flag(
+        "max-queued-requests",
+        count,
+        _LIMITS.max_queued_requests,
+        "requests that are queued or running; more get 429",
+        "limits.max_queued_requests",
+    ),
+    Flag(
+        "request-timeout",
+        positive,
+        None,
+        "seconds from arrival to the last token; then 504",
+        "limits.request_timeout_s",
+    ),
+    Flag(
+        "shutdown-timeout",
+        positive,
+        30.0,
+        "seconds that open requests have after SIGTERM",
+        "shutdown_timeout_s",
+    ),
+    Flag(
+        "log-level",
+        str,
+        "info",
+        "what is logged",
+        "log_level",
+        ("debug", "info", "warning", "error"),
+    ),
+    Flag("log-format", str, "console", "how it is logged", "log_format", ("console", "json")),
+)
+FLAG_OF = {flag.key: flag for flag in FLAGS}

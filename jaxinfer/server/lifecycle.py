@@ -1,0 +1,274 @@
+"""From a bound port to a clean exit: loading -> ready -> draining.
+
+The port is open before the model is there, so that a loading server answers 503 with a reason. The
+model is built on a thread by a function that serve.py passes in; nothing here knows JAX.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+import uvicorn
+
+from jaxinfer.async_engine import AsyncEngine
+from jaxinfer.errors import ConfigError
+from jaxinfer.server.app import create_app
+from jaxinfer.server.metrics import Metrics
+from jaxinfer.server.sampling import usable_defaults
+from jaxinfer.server.settings import ServeSettings
+from jaxinfer.server.startup import ready_lines, route_line
+from jaxinfer.server.state import ServedModel, ServerState
+from jaxinfer.server.status_line import StatusLine
+
+if TYPE_CHECKING:
+    from jaxinfer.engine import Engine
+    from jaxinfer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+EXIT_OK, EXIT_LOAD_ERROR, EXIT_BAD_FLAGS = 0, 1, 2
+STATUS_EVERY_S = 10.0
+TOKENIZER_THREADS = 2
+FLUSH_S = 2.0  # after the last stream has ended, for the last bytes to leave
+
+
+class Built(Protocol):
+    """What the build gives: an engine that is ready to step, and facts about it."""
+
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def generation_config(self) -> Mapping[str, Any]: ...
+    @property
+    def summary(self) -> Mapping[str, Any]: ...
+
+
+Build = Callable[[Callable[[str], None]], Built]
+"""Takes a function that is told what is being done, in words."""
+
+
+def serve(settings: ServeSettings, build: Build, *, out: TextIO = sys.stderr) -> int:
+    """Serves until a signal.
+
+    Returns: the exit code: 0 clean, 1 load error, 2 bad configuration.
+    """
+    try:
+        listener = bind(settings.host, settings.port)
+    except OSError as error:
+        print(f"error: cannot listen on {settings.host}:{settings.port}: {error}", file=out)
+        return EXIT_LOAD_ERROR
+    with listener:
+        return _Serving(settings, build, listener, out).run()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound TCP socket. Raises: OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class _UvicornServer(uvicorn.Server):
+    """Hands signals over instead of closing the port at once; a second one ends the process."""
+
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]):
+        super().__init__(config)
+        self._on_signal = on_signal
+        self._is_signalled = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._is_signalled:
+            os._exit(128 + sig)
+        self._is_signalled = True
+        self._on_signal()
+
+
+class _Serving:
+    """One run of the server."""
+
+    def __init__(self, settings: ServeSettings, build: Build, listener: socket.socket, out: TextIO):
+        self._settings = settings
+        self._build = build
+        self._listener = listener
+        self._out = out
+        self._start_s = time.monotonic()
+        self._exit_code = EXIT_OK
+        self._builder: threading.Thread | None = None
+        label = next(iter(settings.served_model_names), settings.engine.source.model)
+        self._metrics = Metrics(label)
+        self._state = ServerState(settings.limits, self._metrics, api_keys=settings.api_keys)
+        self._engine: AsyncEngine | None = None
+
+    def run(self) -> int:
+        config = uvicorn.Config(
+            create_app(self._state),
+            log_config=None,
+            lifespan="off",
+            ws="none",
+            access_log=self._settings.log_level == "debug",
+            server_header=False,
+            root_path=self._settings.root_path,
+            timeout_graceful_shutdown=int(FLUSH_S),
+        )
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(self._run(config))
+        if self._builder is not None and self._builder.is_alive():
+            # A compiler at work cannot be interrupted, and must not meet a dying interpreter.
+            self._out.flush()
+            os._exit(self._exit_code)
+        return self._exit_code
+
+    async def _run(self, config: uvicorn.Config) -> None:
+        loop = asyncio.get_running_loop()
+        tasks: set[asyncio.Task[None]] = set()
+
+        def on_signal() -> None:
+            loop.call_soon_threadsafe(lambda: tasks.add(loop.create_task(self._drain(server))))
+
+        server = _UvicornServer(config, on_signal)
+        loading = loop.create_task(self._load(server))
+        status = loop.create_task(self._report_status())
+        try:
+            await server.serve(sockets=[self._listener])
+        finally:
+            loading.cancel()
+            status.cancel()
+            if self._engine is not None:
+                await self._engine.close()
+            if self._state.model is not None:
+                self._state.model.close()
+
+    async def _load(self, server: uvicorn.Server) -> None:
+        self._say(f"listening on {self._url()}")
+        try:
+            built = await self._build_on_thread()
+        except Exception as error:
+            log.debug("loading failed", exc_info=error)
+            self._say(f"error: {_one_line(error)}")
+            self._exit_code = EXIT_BAD_FLAGS if isinstance(error, ConfigError) else EXIT_LOAD_ERROR
+            server.should_exit = True
+            return
+        self._become_ready(built)
+
+    async def _build_on_thread(self) -> Built:
+        """On a daemon thread of its own: a signal while it compiles must not wait for it."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Built] = loop.create_future()
+
+        def finish(built: Built | None, error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                assert built is not None
+                done.set_result(built)
+
+        def work() -> None:
+            built, error = None, None
+            try:
+                built = self._build(self._note_progress)
+            except BaseException as raised:
+                error = raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(finish, built, error)
+
+        self._builder = threading.Thread(target=work, name="build", daemon=True)
+        self._builder.start()
+        return await done
+
+    def _note_progress(self, text: str) -> None:
+        self._state.progress = text
+
+    def _become_ready(self, built: Built) -> None:
+        settings = self._settings
+        self._engine = AsyncEngine(built.engine, observer=self._metrics)
+        self._engine.start()
+        served = ServedModel(
+            engine=self._engine,
+            tokenizer=built.tokenizer,
+            names=settings.served_model_names or (built.model_name,),
+            root=settings.engine.source.model,
+            max_model_len=built.max_model_len,
+            version=built.version,
+            defaults=usable_defaults(built.generation_config),
+            pool=ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer"),
+        )
+        seconds = time.monotonic() - self._start_s
+        engine = self._engine
+        self._metrics.on_loaded(
+            version=built.version,
+            cache_config={
+                "page_size": settings.engine.cache.page_size,
+                "num_pages": engine.pool_stats.pages_total,
+                "enable_prefix_caching": settings.engine.cache.enable_prefix_caching,
+            },
+            startup_s={**built.summary.get("seconds", {}), "total": seconds},
+            pool_source=lambda: engine.pool_stats,
+        )
+        for line in ready_lines(built.summary, seconds):
+            self._say(line)
+        self._say(route_line())
+        self._state.become_ready(served)
+        self._say(f"READY {self._url()} serves {', '.join(served.names)}")
+
+    async def _drain(self, server: uvicorn.Server) -> None:
+        timeout_s = self._settings.shutdown_timeout_s
+        self._state.begin_drain(timeout_s)
+        if self._engine is not None:
+            self._say(f"draining: {self._engine.num_open} open requests, up to {timeout_s:g} s")
+            if not await self._engine.drain(timeout_s):
+                self._say("the shutdown timeout passed; the open requests were ended")
+            deadline_s = time.monotonic() + FLUSH_S
+            while self._state.admission.num_open and time.monotonic() < deadline_s:
+                await asyncio.sleep(0.01)
+        server.should_exit = True
+
+    async def _report_status(self) -> None:
+        status = StatusLine(self._metrics, time.monotonic())
+        while True:
+            await asyncio.sleep(STATUS_EVERY_S)
+            if self._engine is not None:
+                line = status.line(self._engine.pool_stats, time.monotonic())
+                if line is not None:
+                    log.info(line)
+
+    def _url(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._out, flush=True)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    known = type(error).__module__.partition(".")[0] in ("jaxinfer", "checkpoints")
+    return text if known else f"{type(error).__name__}: {text}"

@@ -1,0 +1,188 @@
+"""The OpenAI surface as wire types: a body is parsed once, strictly, and every 4xx about its form
+leaves here.
+
+No JAX, no engine. Unknown fields are accepted; the caller gets their names, to log them once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from jaxinfer.errors import (
+    DeadlineExceeded,
+    EngineFailure,
+    InvalidRequest,
+    JaxInferError,
+    ModelNotFound,
+    Overloaded,
+    Unavailable,
+)
+from jaxinfer.server.unsupported import check_supported
+
+# The first class in the error's own order of bases that has an entry.
+STATUS_OF: Mapping[type[JaxInferError], int] = {
+    ModelNotFound: 404,
+    InvalidRequest: 400,
+    Overloaded: 429,
+    Unavailable: 503,
+    DeadlineExceeded: 504,
+    EngineFailure: 500,
+    JaxInferError: 500,
+}
+
+# Sent by clients, without meaning here.
+ACCEPTED_FIELDS = frozenset(
+    (
+        *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort"),
+        *("verbosity", "request_id", "safety_identifier", "prompt_cache_key"),
+        "prompt_cache_retention",
+    )
+)
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What chat and plain completions share. None: the field's default."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None  # lower runs first
+    cache_salt: str | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt.
+
+        Raises: InvalidRequest for an empty one, or a list that mixes kinds.
+        """
+        if isinstance(self.prompt, str):
+            return [_checked(self.prompt)]
+        if self.prompt and all(isinstance(p, int) for p in self.prompt):
+            return [_checked(_token_ids(self.prompt))]
+        prompts: list[str | list[int]] = []
+        for p in self.prompt:
+            if type(p) is not type(self.prompt[0]) or isinstance(p, int):
+                raise InvalidRequest(
+                    "prompt must be a string, a list of strings, a list of token ids or a list of "
+                    "such lists; the list that came mixes them",
+                    param="prompt",
+                )
+            prompts.append(_checked(p))
+        if not prompts:
+            raise InvalidRequest("prompt is an empty list; send at least one", param="prompt")
+        return prompts
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize: either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+Wire = TypeVar("Wire", bound=msgspec.Struct)
+
+
+def parse(body: bytes, wire: type[Wire]) -> tuple[Wire, frozenset[str]]:
+    """The body as `wire`, and the names of fields that we do not know.
+
+    Raises: InvalidRequest for malformed JSON, a wrong type, or a field whose feature does not exist
+        here.
+    """
+    fields = _json_object(body)
+    known = frozenset(wire.__struct_fields__)
+    named = check_supported(fields)
+    try:
+        parsed = msgspec.convert(fields, wire)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise _wrong_type(str(error)) from None
+    return parsed, frozenset(fields) - known - named - ACCEPTED_FIELDS
+
+
+def status_of(error: JaxInferError) -> int:
+    """The HTTP status of an error."""
+    return next(STATUS_OF[c] for c in type(error).__mro__ if c in STATUS_OF)
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("the body's JSON is nested too deeply") from None
+    if not isinstance(fields, dict):
+        raise InvalidRequest(f"the body must be a JSON object; got {type(fields).__name__}")
+    return fields
+
+
+def _wrong_type(message: str) -> InvalidRequest:
+    """msgspec says: "Expected `int`, got `str` - at `$.max_tokens`"."""
+    at = re.search(r"\$\.([A-Za-z_]+)", message)
+    missing = re.search(r"missing required field `(\w+)`", message)
+    found = at or missing
+    return InvalidRequest(message.replace("$.", ""), param=found.group(1) if found else None)
+
+
+def _token_ids(values: list[Any]) -> list[int]:
+    return [int(v) for v in values]
+
+
+def _checked(prompt: Any) -> str | list[int]:
+    if not prompt:
+        raise InvalidRequest("prompt is empty; send at least one token", param="prompt")
+    return prompt

@@ -1,0 +1,108 @@
+"""Wire fields and the model's own defaults -> SamplingParams.
+
+Ranges are checked by SamplingParams itself; here is only what depends on the wire form or on the
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from jaxinfer.config import SamplingParams
+from jaxinfer.errors import InvalidRequest
+from jaxinfer.server.protocol import ChatRequest, CompletionRequest, SamplingFields
+
+log = logging.getLogger(__name__)
+
+COMPLETION_MAX_TOKENS = 16
+_DEFAULTED = ("temperature", "top_p", "top_k", "min_p")
+_COPIED = (
+    *("min_tokens", "seed", "n", "stop", "stop_token_ids", "ignore_eos"),
+    *("include_stop_str_in_output", "skip_special_tokens"),
+)
+
+
+def usable_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a Hugging Face generation_config stands in for absent fields; bad values are left
+    out, with a warning.
+    """
+    defaults: dict[str, Any] = {}
+    for name in _DEFAULTED:
+        value = generation_config.get(name)
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{name: value})
+        except InvalidRequest as error:
+            log.warning("generation_config: %s; ignored", error)
+        else:
+            defaults[name] = value
+    if generation_config.get("repetition_penalty", 1.0) not in (None, 1, 1.0):
+        log.warning(
+            "generation_config asks for repetition_penalty, which is not supported; ignored"
+        )
+    return defaults
+
+
+def chat_sampling(
+    request: ChatRequest, defaults: Mapping[str, Any], vocab_size: int
+) -> SamplingParams:
+    """Raises: InvalidRequest naming the field as the client spelled it."""
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
+    limit = request.max_completion_tokens
+    renamed = {"logprobs": "top_logprobs"}
+    if limit is not None:
+        renamed["max_tokens"] = "max_completion_tokens"
+    return _sampling(
+        request,
+        defaults,
+        vocab_size,
+        renamed,
+        max_tokens=request.max_tokens if limit is None else limit,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+
+
+def completion_sampling(
+    request: CompletionRequest, defaults: Mapping[str, Any], vocab_size: int
+) -> SamplingParams:
+    """Raises: InvalidRequest naming the field."""
+    limit = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    return _sampling(request, defaults, vocab_size, {}, max_tokens=limit, logprobs=request.logprobs)
+
+
+def _sampling(
+    fields: SamplingFields,
+    defaults: Mapping[str, Any],
+    vocab_size: int,
+    renamed: Mapping[str, str],
+    **given: Any,
+) -> SamplingParams:
+    _check_stream_options(fields)
+    values: dict[str, Any] = {**defaults, **given}
+    for name in (*_DEFAULTED, *_COPIED):
+        value = getattr(fields, name)
+        if value is not None:
+            values[name] = value
+    try:
+        params = SamplingParams(**values)
+    except InvalidRequest as error:
+        if error.param not in renamed:
+            raise
+        name = renamed[error.param]
+        raise InvalidRequest(error.message.replace(error.param, name, 1), param=name) from None
+    for token in params.stop_token_ids:
+        if token >= vocab_size:
+            raise InvalidRequest(
+                f"stop_token_ids must be below the vocabulary's {vocab_size}; got {token}",
+                param="stop_token_ids",
+            )
+    return params
+
+
+def _check_stream_options(fields: SamplingFields) -> None:
+    if fields.stream_options is not None and not fields.stream:
+        raise InvalidRequest("stream_options needs stream=true", param="stream_options")

@@ -1,0 +1,168 @@
+"""Command line, environment and --config file -> one set of settings.
+
+Order: flag > environment (JAXINFER_<FLAG>) > file > default. The environment is an argument here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jaxinfer.config import EngineConfig, replace
+from jaxinfer.errors import ConfigError
+from jaxinfer.server.flags import ENV_PREFIX, FLAG_OF, FLAGS, Flag, switch
+from jaxinfer.server.state import Limits
+
+MASK = "***"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """All that serve.py needs."""
+
+    engine: EngineConfig
+    limits: Limits
+    host: str
+    port: int
+    root_path: str
+    served_model_names: tuple[str, ...]  # empty: the model's own name
+    api_keys: tuple[str, ...]
+    shutdown_timeout_s: float
+    log_level: str
+    log_format: str
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings, dict[str, Any]]:
+    """Command line and environment -> settings, and every resolved value with secrets masked.
+
+    Raises: ConfigError for an unknown key or a bad value in the environment or the file. A bad
+        command line ends the process with exit code 2, as argparse does.
+    """
+    given = vars(_parser().parse_args(list(argv)))
+    config_file = given.pop("config", None) or environ.get(ENV_PREFIX + "CONFIG")
+    model = given.pop("positional_model", None)
+    if model is not None:
+        if "model" in given:
+            raise ConfigError("the model is given twice: as an argument and with --model")
+        given["model"] = _read(FLAG_OF["model"], model, "MODEL")
+    values = {flag.key: flag.default for flag in FLAGS}
+    if config_file:
+        values.update(_from_file(Path(config_file)))
+    values.update(_from_environ(environ))
+    values.update(given)
+    return _settings(values), {
+        key: MASK if FLAG_OF[key].is_secret and value else value for key, value in values.items()
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="serve.py",
+        description="OpenAI-compatible server. Any flag can be JAXINFER_<FLAG> or in --config.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
+    parser.add_argument("--config", metavar="FILE.yaml", help="file with flags as keys")
+    for flag in FLAGS:
+        if flag.read is switch:
+            parser.add_argument(
+                f"--{flag.name}", action=argparse.BooleanOptionalAction, help=_help(flag)
+            )
+        else:
+            parser.add_argument(
+                f"--{flag.name}",
+                type=_argument(flag),
+                choices=flag.choices,
+                metavar=None if flag.choices else flag.key.split("_")[-1].upper(),
+                help=_help(flag),
+            )
+    return parser
+
+
+def _help(flag: Flag) -> str:
+    if flag.default in (None, (), ""):
+        return flag.help.replace("%", "%%")
+    return f"{flag.help} (default: {flag.default})".replace("%", "%%")
+
+
+def _argument(flag: Flag) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return flag.read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{error}; got {text!r}") from None
+
+    return read
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    by_env = {flag.env: flag for flag in FLAGS}
+    found: dict[str, Any] = {}
+    for name, text in environ.items():
+        if not name.startswith(ENV_PREFIX) or name == ENV_PREFIX + "CONFIG":
+            continue
+        if name not in by_env:
+            raise ConfigError(f"environment variable {name} belongs to no flag; see --help")
+        found[by_env[name].key] = _read(by_env[name], text, name)
+    return found
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path}: expected a mapping of flags to values")
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        flag = FLAG_OF.get(str(name).replace("-", "_"))
+        if flag is None:
+            raise ConfigError(f"--config {path}: {name!r} is no flag; see --help")
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        found[flag.key] = flag.default if value is None else _read(flag, text, f"{path}: {name}")
+    return found
+
+
+def _read(flag: Flag, text: str, where: str) -> Any:
+    shown = MASK if flag.is_secret else repr(text)
+    try:
+        value = flag.read(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}; got {shown}") from None
+    if flag.choices is not None and value not in flag.choices:
+        raise ConfigError(f"{where}: expected one of {', '.join(flag.choices)}; got {shown}")
+    return value
+
+
+def _settings(values: Mapping[str, Any]) -> ServeSettings:
+    engine: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for flag in FLAGS:
+        part, _, field_name = flag.sets.rpartition(".")
+        if flag.name != "api-key-file":
+            {"engine": engine, "limits": limits, "": own}[part][field_name] = values[flag.key]
+    own["api_keys"] = (*own["api_keys"], *_keys(values["api_key_file"]))
+    return ServeSettings(engine=replace(EngineConfig(), **engine), limits=Limits(**limits), **own)
+
+
+def _keys(path: Path | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {path}: {error}") from None
+    found = tuple(line.strip() for line in lines if line.strip())
+    if not found:
+        raise ConfigError(f"--api-key-file {path}: the file holds no key")
+    return found

@@ -1,0 +1,50 @@
+"""What is said at start, for people: the configuration, the plan, the routes.
+
+Pure: lines come out, somebody else prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+ROUTES = (
+    "/v1/chat/completions /v1/completions /v1/models /health /ready /metrics "
+    "/tokenize /detokenize /version"
+)
+
+
+def config_line(resolved: Mapping[str, Any]) -> str:
+    """Every flag with its value; secrets come masked."""
+    return "config: " + " ".join(f"{key}={_value(value)}" for key, value in resolved.items())
+
+
+def ready_lines(summary: Mapping[str, Any], seconds: float) -> Iterator[str]:
+    """The plan and the seconds per phase.
+
+    Args:
+        summary: `seconds` maps phases to seconds; `num_kv_tokens`, `max_concurrency` and
+            `max_model_len` size the KV pool; every other entry is shown as it is.
+        seconds: from start to ready.
+    """
+    known = {"seconds", "num_kv_tokens", "max_concurrency", "max_model_len"}
+    for key, value in summary.items():
+        if key not in known:
+            yield f"{key.replace('_', ' ')}: {_value(value)}"
+    if "num_kv_tokens" in summary:
+        yield (
+            f"KV cache: {summary['num_kv_tokens']:,} tokens; max concurrency for "
+            f"{summary['max_model_len']:,} tokens: {summary['max_concurrency']:.2f}"
+        )
+    phases = [f"{phase} {s:.1f} s" for phase, s in summary.get("seconds", {}).items()]
+    yield "start-up: " + ", ".join([*phases, f"total {seconds:.1f} s"])
+
+
+def route_line() -> str:
+    return f"routes: {ROUTES}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,81 @@
+"""Request fields whose feature does not exist here: a neutral value is accepted, any other is
+refused by name.
+
+Never ignored in silence: an answer that looks right but was made without the penalty is worse than
+a 400.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxinfer.errors import InvalidRequest
+
+_ABSENT = (None, False, "", [], {})
+
+# Field -> what means "not used".
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "length_penalty": (None, 1),
+    "logit_bias": (None, {}),
+    "echo": (None, False),
+    "best_of": (None, 1),
+    "suffix": (None, ""),
+    "use_beam_search": (None, False),
+    "prompt_logprobs": (None,),
+    "truncate_prompt_tokens": (None,),
+    "allowed_token_ids": (None, []),
+    "bad_words": (None, []),
+    "logits_processors": (None, []),
+    "tools": (None, []),
+    "tool_choice": (None, "none"),
+    "functions": (None, []),
+    "function_call": (None, "none"),
+    "response_format": (None, {"type": "text"}),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "prediction": (None,),
+    "web_search_options": (None,),
+    "documents": (None, []),
+    "chat_template": (None,),
+    "guided_json": _ABSENT,
+    "guided_regex": _ABSENT,
+    "guided_choice": _ABSENT,
+    "guided_grammar": _ABSENT,
+    "guided_decoding_backend": _ABSENT,
+    "guided_whitespace_pattern": _ABSENT,
+    "structured_outputs": _ABSENT,
+    "structural_tag": _ABSENT,
+    "grammar": _ABSENT,
+    "json_schema": _ABSENT,
+    "regex": _ABSENT,
+}
+
+
+def check_supported(fields: Mapping[str, Any]) -> frozenset[str]:
+    """Returns: the names among `fields` that this table knows.
+
+    Raises: InvalidRequest for the first of them with a value that would need the feature.
+    """
+    named = frozenset(fields) & NEUTRAL_VALUES.keys()
+    for name in sorted(named):
+        neutral = NEUTRAL_VALUES[name]
+        if not any(_same(fields[name], value) for value in neutral):
+            raise InvalidRequest(
+                f"{name} is not supported by this server; leave it out"
+                + (f" or send {_shown(neutral)}" if len(neutral) > 1 else ""),
+                param=name,
+            )
+    return named
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """0 equals 0.0, but False does not equal 0."""
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def _shown(neutral: tuple[Any, ...]) -> str:
+    return repr(neutral[1]) if neutral[1] is not False else "false"

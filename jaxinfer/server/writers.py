@@ -1,0 +1,203 @@
+"""An answer in the shape of chat or of plain completions, whole or in chunks.
+
+No sending, no engine: outputs come in, payloads go out. One writer per HTTP call.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import UNSET, Struct, UnsetType
+
+from jaxinfer.scheduling.request import FinishReason
+from jaxinfer.server.logprobs import Speller, chat_logprobs, completion_logprobs
+from jaxinfer.server.replies import (
+    ChatChoice,
+    ChatDelta,
+    ChatMessage,
+    Completion,
+    CompletionChoice,
+    Delta,
+    Usage,
+    WireFinish,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from jaxinfer.outputs import RequestOutput, TokenLogprob
+
+_WIRE_FINISH: dict[FinishReason, WireFinish] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What does not change during a call."""
+
+    model: str
+    version: str  # of the weights
+    num_choices: int  # prompts times n
+    wants_logprobs: bool
+    speller: Speller
+    include_usage: bool = False  # a last chunk with usage
+    continuous_usage: bool = False  # usage in every chunk
+
+
+@dataclass(slots=True)
+class _Gained:
+    """One choice so far."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # not yet sent
+    offset: int = 0  # characters of the tokens sent with logprobs
+    finish: WireFinish | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """Tokens of a call."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+    def usage(self) -> Usage:
+        return Usage.of(prompt=self.prompt, completion=self.completion, cached=self.cached)
+
+
+class Writer(ABC):
+    """Feed every output to `add` (one reply at the end) or to `chunks` (a stream), not to both."""
+
+    prefix: ClassVar[str]
+    whole_object: ClassVar[str]
+    chunk_object: ClassVar[str]
+
+    def __init__(self, shape: Shape):
+        self.shape = shape
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self.tally = Tally()
+        self._created = int(time.time())
+        self._gained = [_Gained() for _ in range(shape.num_choices)]
+
+    def opening(self) -> list[bytes]:
+        """Chunks before any output."""
+        return []
+
+    def add(self, index: int, output: RequestOutput) -> None:
+        """Keeps what choice `index` gained."""
+        gained = self._count(index, output)
+        gained.texts.append(output.text)
+        gained.logprobs.extend(output.logprobs)
+
+    def whole(self) -> Completion:
+        """The reply, when every choice has finished."""
+        choices = [self._choice(i, g) for i, g in enumerate(self._gained)]
+        return self._envelope(self.whole_object, choices, self.tally.usage())
+
+    def chunks(self, index: int, output: RequestOutput) -> list[bytes]:
+        """Text first, then the finish reason in a chunk of its own.
+
+        Logprobs wait for the next text or the end.
+        """
+        gained = self._count(index, output)
+        gained.logprobs.extend(output.logprobs)
+        found: list[bytes] = []
+        if output.text or (gained.finish and gained.logprobs):
+            found.append(self._chunk([self._text_choice(index, output.text, gained)]))
+            gained.logprobs = []
+        if gained.finish is not None:
+            found.append(self._chunk([self._finish_choice(index, gained.finish)]))
+        return found
+
+    def closing(self) -> list[bytes]:
+        """Chunks after the last output."""
+        if not self.shape.include_usage:
+            return []
+        return [encode(self._envelope(self.chunk_object, [], self.tally.usage()))]
+
+    def _count(self, index: int, output: RequestOutput) -> _Gained:
+        gained = self._gained[index]
+        self.tally.completion += len(output.token_ids)
+        if output.finish_reason is not None:
+            gained.finish = _WIRE_FINISH[output.finish_reason]
+            if output.stats is not None and output.index == 0:
+                self.tally.cached += output.stats.num_cached_tokens
+        return gained
+
+    def _chunk(self, choices: Sequence[Struct]) -> bytes:
+        usage: Usage | UnsetType | None = None if self.shape.include_usage else UNSET
+        if self.shape.continuous_usage:
+            usage = self.tally.usage()
+        return encode(self._envelope(self.chunk_object, choices, usage))
+
+    def _envelope(
+        self, kind: str, choices: Sequence[Struct], usage: Usage | UnsetType | None
+    ) -> Completion:
+        shape = self.shape
+        return Completion(
+            self.id, kind, self._created, shape.model, list(choices), shape.version, usage
+        )
+
+    @abstractmethod
+    def _choice(self, index: int, gained: _Gained) -> Struct: ...
+
+    @abstractmethod
+    def _text_choice(self, index: int, text: str, gained: _Gained) -> Struct: ...
+
+    @abstractmethod
+    def _finish_choice(self, index: int, finish: WireFinish) -> Struct: ...
+
+
+class ChatWriter(Writer):
+    prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def opening(self) -> list[bytes]:
+        start = Delta(role="assistant", content="")
+        return [self._chunk([ChatDelta(i, start)]) for i in range(self.shape.num_choices)]
+
+    def _choice(self, index: int, gained: _Gained) -> ChatChoice:
+        assert gained.finish is not None
+        message = ChatMessage("".join(gained.texts))
+        return ChatChoice(index, message, gained.finish, self._logprobs(gained))
+
+    def _text_choice(self, index: int, text: str, gained: _Gained) -> ChatDelta:
+        return ChatDelta(index, Delta(content=text), logprobs=self._logprobs(gained))
+
+    def _finish_choice(self, index: int, finish: WireFinish) -> ChatDelta:
+        return ChatDelta(index, Delta(), finish)
+
+    def _logprobs(self, gained: _Gained):
+        if not self.shape.wants_logprobs:
+            return None
+        return chat_logprobs(gained.logprobs, self.shape.speller)
+
+
+class CompletionWriter(Writer):
+    prefix = "cmpl"
+    whole_object = chunk_object = "text_completion"
+
+    def _choice(self, index: int, gained: _Gained) -> CompletionChoice:
+        text = "".join(gained.texts)
+        return CompletionChoice(index, text, gained.finish, self._logprobs(gained))
+
+    def _text_choice(self, index: int, text: str, gained: _Gained) -> CompletionChoice:
+        return CompletionChoice(index, text, logprobs=self._logprobs(gained))
+
+    def _finish_choice(self, index: int, finish: WireFinish) -> CompletionChoice:
+        return CompletionChoice(index, "", finish)
+
+    def _logprobs(self, gained: _Gained):
+        if not self.shape.wants_logprobs:
+            return None
+        found = completion_logprobs(gained.logprobs, self.shape.speller, offset=gained.offset)
+        gained.offset += sum(map(len, found.tokens))
+        return found
