@@ -1,21 +1,39 @@
 """The loop that drives a model: schedule, dispatch, collect, update, detokenize.
 
-Host only: no JAX. The device is behind the `Runner` protocol; time is an argument or an injected clock.
+Host only: no JAX. The device is behind the `Runner` protocol; time is an injected clock. An Engine
+belongs to one thread. A step that fails takes only its own sequences with it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+import time
+from array import array
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from jaxinfer.errors import JaxInferError
+from jaxinfer.choice import Choice
+from jaxinfer.detokenizer import Detokenizer
+from jaxinfer.errors import DeadlineExceeded, EngineFailure, InvalidRequest, JaxInferError
+from jaxinfer.outputs import EngineStep, RequestOutput, TokenLogprob
 from jaxinfer.scheduling.batch import Batch, StepResult
-from jaxinfer.scheduling.request import FinishReason
-from jaxinfer.stats import RequestStats, StepStats
+from jaxinfer.scheduling.request import FinishReason, Request
+from jaxinfer.scheduling.scheduled import Scheduled
+from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.sequence import Sequence
+from jaxinfer.stats import PoolStats, StepStats
+from jaxinfer.tokenizer import Tokenizer
+
+__all__ = ["Engine", "EngineStep", "RequestOutput", "Runner", "TokenLogprob"]
+
+_log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """The device half as the engine sees it. Two calls, so that a step can be dispatched before the last is read."""
+    """The device half as the engine sees it.
+
+    Two calls, so that a step can be dispatched before the last one is read.
+    """
 
     def dispatch(self, batch: Batch) -> Any:
         """Starts a step; the answer is given to `collect`."""
@@ -26,33 +44,221 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One output token's log-probability, and the likeliest tokens where asked for."""
+class Engine:
+    """One model and its requests.
 
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), likeliest first
+    Args:
+        tokenizer: None: outputs have token ids and no text.
+        version: of the weights, which every sequence keeps to its end.
+        vocab_size: ids of prompts and stop tokens must be below it.
+        eos_token_ids: that end an answer.
+        clock: monotonic seconds, the same as of Request.arrival_s and deadline_s.
+        random_seed: 64 bits for each request that names no seed.
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: Runner,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer | None,
+        version: str,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        random_seed: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.version = version
+        self.vocab_size = vocab_size
+        self._runner = runner
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._clock = clock
+        self._random_seed = random_seed
+        self._choices: dict[Sequence, Choice] = {}
+        self._num_live: dict[str, int] = {}  # choices of each request
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt and output tokens of the longest request."""
+        return self._scheduler.limit.max_total_tokens
+
+    def submit(self, request: Request) -> None:
+        """Queues a request: as many sequences as it has choices, or none if it is refused.
+
+        Raises: InvalidRequest naming the field; ContextLengthExceeded if it can never fit.
+        """
+        self._check(request)
+        sampling = request.sampling
+        seed = self._random_seed() if sampling.seed is None else sampling.seed
+        for index in range(sampling.n):
+            sequence = Sequence(request, index=index, seed=seed, version=self.version)
+            self._scheduler.submit(sequence)
+            self._choices[sequence] = Choice(
+                sequence,
+                eos_token_ids=self._eos_token_ids,
+                detokenizer=self._detokenizer(request),
+            )
+        self._num_live[request.request_id] = sampling.n
+
+    def abort(self, request_id: str) -> tuple[RequestOutput, ...]:
+        """Ends the choices of a request that still live; their pages are free when this returns.
+
+        Returns: their last outputs, which no step repeats; none for an id that is not known.
+        """
+        now = self._clock()
+        aborted = self._scheduler.abort(request_id)
+        return tuple(self._end(sequence, FinishReason.ABORT, now) for sequence in aborted)
+
+    def abort_all(self, error: JaxInferError) -> tuple[RequestOutput, ...]:
+        """Ends everything with `error`; returns the last outputs."""
+        return self._fail(list(self._choices), error)
+
+    def has_work(self) -> bool:
+        return self._scheduler.has_work()
+
+    def pool_stats(self) -> PoolStats:
+        return self._scheduler.stats()
+
+    def step(self) -> EngineStep:
+        """Runs one step for whatever can run, and ends what has passed its deadline.
+
+        Raises nothing for a step that fails: its sequences end with EngineFailure.
+        """
+        started = self._clock()
+        outputs = self._expire(started)
+        scheduled = self._scheduler.schedule(started)
+        if scheduled is None:
+            return EngineStep(outputs, None)
+        try:
+            result = self._runner.collect(self._runner.dispatch(scheduled.batch))
+        except Exception as error:
+            _log.exception("a step of %d sequences failed", len(scheduled.sequences))
+            return EngineStep(outputs + self._fail(scheduled.sequences, _failure(error)), None)
+        outputs += self._take(scheduled, result)
+        return EngineStep(outputs, _step_stats(scheduled.batch, self._clock() - started))
+
+    def _take(self, scheduled: Scheduled, result: StepResult) -> tuple[RequestOutput, ...]:
+        """Updates the scheduler, and turns each sampled token into an output."""
+        now = self._clock()
+        broken = self._scheduler.update(scheduled, result, now)
+        outputs: list[RequestOutput] = []
+        for row, sequence in enumerate(scheduled.sampled):
+            if broken and sequence in broken:
+                error = EngineFailure("the logits were not numbers; the weights may be damaged")
+                outputs += self._fail([sequence], error)
+                continue
+            output = self._choices[sequence].take(_logprobs(sequence, result, row), now)
+            if output.finish_reason is not None:
+                self._scheduler.finish(sequence)
+                self._forget(sequence)
+            outputs.append(output)
+        return tuple(outputs)
+
+    def _expire(self, now: float) -> tuple[RequestOutput, ...]:
+        return tuple(
+            self._end(sequence, FinishReason.TIMEOUT, now, _too_late(sequence, now))
+            for sequence in self._scheduler.expire(now)
+        )
+
+    def _fail(self, sequences: list[Sequence], error: JaxInferError) -> tuple[RequestOutput, ...]:
+        now = self._clock()
+        for sequence in sequences:
+            self._scheduler.finish(sequence, is_failed=True)
+        return tuple(self._end(sequence, FinishReason.ERROR, now, error) for sequence in sequences)
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        error: JaxInferError | None = None,
+    ) -> RequestOutput:
+        return self._forget(sequence).end(reason, now, error)
+
+    def _forget(self, sequence: Sequence) -> Choice:
+        request_id = sequence.request.request_id
+        self._num_live[request_id] -= 1
+        if not self._num_live[request_id]:
+            del self._num_live[request_id]
+        return self._choices.pop(sequence)
+
+    def _detokenizer(self, request: Request) -> Detokenizer | None:
+        if self._tokenizer is None:
+            return None
+        sampling = request.sampling
+        return Detokenizer(
+            self._tokenizer,
+            prompt_ids=request.token_ids,
+            skip_special_tokens=sampling.skip_special_tokens,
+            stop=sampling.stop,
+            include_stop_str_in_output=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens,
+        )
+
+    def _check(self, request: Request) -> None:
+        """All that can be refused, before anything is queued."""
+        sampling = request.sampling
+        if request.request_id in self._num_live:
+            raise InvalidRequest(
+                f"request_id {request.request_id!r} is in use; choose another", param="request_id"
+            )
+        if not request.token_ids:
+            raise InvalidRequest("prompt must have at least 1 token; got none", param="prompt")
+        self._check_ids("prompt", request.token_ids)
+        self._check_ids("stop_token_ids", sampling.stop_token_ids)
+        if sampling.stop and self._tokenizer is None:
+            raise InvalidRequest(
+                "stop strings need a tokenizer; use stop_token_ids here", param="stop"
+            )
+        self._scheduler.limit.total_tokens(len(request.token_ids), sampling.max_tokens)
+
+    def _check_ids(self, name: str, token_ids: tuple[int, ...]) -> None:
+        try:
+            ids = array("i", token_ids)
+        except (TypeError, OverflowError) as error:
+            raise InvalidRequest(f"{name} must hold token ids: {error}", param=name) from error
+        for token_id in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequest(
+                    f"{name} must hold ids in [0, {self.vocab_size}); got {token_id}", param=name
+                )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What one choice of a request gained in a step."""
-
-    request_id: str
-    index: int  # the choice, 0..n-1
-    text: str  # new text, already safe to show
-    token_ids: tuple[int, ...]  # new tokens
-    logprobs: tuple[TokenLogprob, ...]  # one per new token when asked for, else empty
-    finish_reason: FinishReason | None = None  # set exactly once per choice
-    stop: str | int | None = None  # the stop string or token that ended it
-    stats: RequestStats | None = None  # with finish_reason
-    error: JaxInferError | None = None  # with finish_reason error or timeout
+def _logprobs(sequence: Sequence, result: StepResult, row: int) -> tuple[TokenLogprob, ...]:
+    num_top = sequence.request.sampling.logprobs
+    if num_top is None:
+        return ()
+    top: tuple[tuple[int, float], ...] = ()
+    if num_top and result.top_ids is not None and result.top_logprobs is not None:
+        ids, values = result.top_ids[row, :num_top], result.top_logprobs[row, :num_top]
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return (TokenLogprob(sequence.token_ids[-1], float(result.logprobs[row]), top),)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStep:
-    """What one call of `Engine.step` did."""
+def _step_stats(batch: Batch, duration_s: float) -> StepStats:
+    return StepStats(
+        kind=batch.kind,
+        num_seqs=batch.num_seqs,
+        num_tokens=batch.num_tokens,
+        num_padded_tokens=batch.bucket,
+        num_sampled=batch.num_sampled,
+        duration_s=duration_s,
+    )
 
-    outputs: tuple[RequestOutput, ...]
-    stats: StepStats | None  # None when nothing ran
+
+def _failure(error: Exception) -> JaxInferError:
+    if isinstance(error, EngineFailure):
+        return error
+    failure = EngineFailure(f"a step failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def _too_late(sequence: Sequence, now: float) -> DeadlineExceeded:
+    waited = now - sequence.request.arrival_s
+    return DeadlineExceeded(
+        f"the request ended at its deadline, after {waited:.1f} s and "
+        f"{sequence.num_output_tokens} tokens; give it more time or ask for fewer tokens"
+    )

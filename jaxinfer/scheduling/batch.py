@@ -2,8 +2,9 @@
 
 Host only: no JAX. Every shape comes from `Buckets`, so that nothing compiles after start.
 
-Two kinds of step. A *decode* step has one token per row, bucket = rows. A *prefill* step packs chunks of several
-sequences on one token axis, bucket = tokens; a sequence with one token to compute may ride along.
+Two kinds of step. A *decode* step has one token per row, bucket = rows. A *prefill* step packs
+chunks of several sequences on one token axis, bucket = tokens; a sequence with one token to
+compute may ride along.
 
     token axis   [ a0 a1 a2 a3 | b0 b1 | c7 | -- ]      c is decoding and rides along
     positions    [  0  1  2  3 |  4  5 |  7 | -1 ]      -1 marks padding
@@ -44,8 +45,9 @@ class SamplingBatch:
 class AttentionBlocks:
     """Query blocks of a prefill step: which tokens attend together.
 
-    Sequences with one token are narrow (one query per block), all others are cut into wide blocks of consecutive
-    tokens of one sequence. Real blocks come first, in order of rising context length within each kind.
+    Sequences with one token are narrow (one query per block), all others are cut into wide blocks
+    of consecutive tokens of one sequence. Real blocks come first, in order of rising context
+    length within each kind.
     """
 
     narrow: Int32  # [max_rows]: index on the token axis; the bucket (one past the end) pads

@@ -8,9 +8,12 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-MIN_ROWS = 8  # XLA CPU computes a product of 2..7 rows in another order: not bit-equal (ARCHITECTURE)
+MIN_ROWS = (
+    8  # XLA CPU computes a product of 2..7 rows in another order: not bit-equal (ARCHITECTURE)
+)
 MIN_TOKENS = 16
 BLOCK_Q = 32  # queries per wide attention block of a prefill step
+WIDE_BLOCKS_AT_ONCE = 4  # the device attends this many together
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,11 @@ class Buckets:
     def wide_blocks(self, tokens: int) -> int:
         """Wide attention blocks that a prefill step of this bucket may need.
 
-        Each sequence of two or more tokens wastes less than one block.
+        Each sequence of two or more tokens wastes less than one block. A multiple of
+        WIDE_BLOCKS_AT_ONCE.
         """
-        return tokens // BLOCK_Q + min(self.max_rows, tokens // 2)
+        num_blocks = tokens // BLOCK_Q + min(self.max_rows, tokens // 2)
+        return -(-num_blocks // WIDE_BLOCKS_AT_ONCE) * WIDE_BLOCKS_AT_ONCE
 
 
 def _powers(low: int, limit: int) -> tuple[int, ...]:

@@ -1,0 +1,44 @@
+"""What the engine hands out: new text and tokens of a choice, and how a step went.
+
+Host only: no JAX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxinfer.errors import JaxInferError
+from jaxinfer.scheduling.request import FinishReason
+from jaxinfer.stats import RequestStats, StepStats
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One output token's log-probability, and the likeliest tokens where asked for."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one choice of a request gained in a step."""
+
+    request_id: str
+    index: int  # the choice, 0..n-1
+    text: str  # new text, already safe to show
+    token_ids: tuple[int, ...]  # new tokens; an end token counts, though its text is not shown
+    logprobs: tuple[TokenLogprob, ...]  # one per new token when asked for, else empty
+    finish_reason: FinishReason | None = None  # set exactly once per choice
+    stop: str | int | None = None  # the stop string, or the token of stop_token_ids, that ended it
+    stats: RequestStats | None = None  # with finish_reason
+    error: JaxInferError | None = None  # with finish_reason error or timeout
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """What one call of `Engine.step` did."""
+
+    outputs: tuple[RequestOutput, ...]
+    stats: StepStats | None  # None when nothing ran, or what ran failed

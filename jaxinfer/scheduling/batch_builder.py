@@ -1,0 +1,149 @@
+"""Scheduled sequences -> the padded numpy arrays of one step.
+
+Host only: no JAX. Arrays are new in every step: a device may still read those of the step before.
+"""
+
+from __future__ import annotations
+
+from array import array
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.scheduling.batch import AttentionBlocks, Batch, Int32, SamplingBatch
+from jaxinfer.scheduling.buckets import BLOCK_Q, Buckets
+from jaxinfer.scheduling.running_table import VARIANTS, RunningTable
+from jaxinfer.scheduling.sequence import Sequence
+
+_by_context = attrgetter("num_computed_tokens")
+
+
+class BatchBuilder:
+    """Builds the batches of sequences that sit in `table`."""
+
+    def __init__(self, buckets: Buckets, table: RunningTable):
+        self._buckets = buckets
+        self._table = table
+
+    def decode(self, sequences: list[Sequence]) -> tuple[list[Sequence], Batch]:
+        """One token each, all behind by one. Returns them in the batch's order: rising context."""
+        sequences = sorted(sequences, key=_by_context)
+        num_rows = len(sequences)
+        bucket = self._buckets.rows_for(num_rows)
+        seats = np.fromiter([s.seat for s in sequences], np.intp, num_rows)
+        at = np.fromiter([s.num_computed_tokens for s in sequences], np.int32, num_rows)
+        last_ids = np.fromiter([s.token_ids[-1] for s in sequences], np.int32, num_rows)
+        rows = np.zeros(bucket, np.int32)
+        rows[:num_rows] = np.arange(num_rows, dtype=np.int32)
+        batch = Batch(
+            kind="decode",
+            bucket=bucket,
+            version=sequences[0].version,
+            token_ids=_padded(last_ids, bucket, 0),
+            positions=_padded(at, bucket, -1),
+            rows=rows,
+            page_table=self._page_table(seats, bucket, sequences),
+            blocks=None,
+            sample_at=_padded(rows[:num_rows], self._buckets.max_rows, 0),
+            sampling=self._sampling(seats, at + 1),
+            num_seqs=num_rows,
+            num_tokens=num_rows,
+            num_sampled=num_rows,
+        )
+        return sequences, batch
+
+    def prefill(self, sequences: list[Sequence], num_new: list[int]) -> tuple[list[int], Batch]:
+        """`num_new[i]` tokens of sequence i. Returns also the places of those that are sampled."""
+        num_seqs = len(sequences)
+        lengths = np.fromiter(num_new, np.int32, num_seqs)
+        starts = np.fromiter([s.num_computed_tokens for s in sequences], np.int32, num_seqs)
+        totals = np.fromiter([s.num_tokens for s in sequences], np.int32, num_seqs)
+        seats = np.fromiter([s.seat for s in sequences], np.intp, num_seqs)
+        ends = np.cumsum(lengths, dtype=np.int32)
+        firsts = ends - lengths
+        num_tokens = int(ends[-1])
+        bucket = self._buckets.tokens_for(num_tokens)
+        rows = np.repeat(np.arange(num_seqs, dtype=np.int32), lengths)
+        positions = np.arange(num_tokens, dtype=np.int32) + (starts - firsts)[rows]
+        sampled = np.flatnonzero(starts + lengths == totals)
+        batch = Batch(
+            kind="prefill",
+            bucket=bucket,
+            version=sequences[0].version,
+            token_ids=_padded(_token_ids(sequences, num_new), bucket, 0),
+            positions=_padded(positions, bucket, -1),
+            rows=_padded(rows, bucket, 0),
+            page_table=self._page_table(seats, self._buckets.max_rows, sequences),
+            blocks=self._blocks(bucket, firsts, starts, lengths),
+            sample_at=_padded(ends[sampled] - 1, self._buckets.max_rows, 0),
+            sampling=self._sampling(seats[sampled], totals[sampled]),
+            num_seqs=num_seqs,
+            num_tokens=num_tokens,
+            num_sampled=len(sampled),
+        )
+        return sampled.tolist(), batch
+
+    def _page_table(self, seats: Any, num_rows: int, sequences: list[Sequence]) -> Int32:
+        """[num_rows, M]; copies only as many columns as the longest page table has."""
+        table = np.zeros((num_rows, self._buckets.max_pages_per_seq), np.int32)
+        width = max([len(s.page_table) for s in sequences])
+        table[: len(seats), :width] = self._table.page_table[seats, :width]
+        return table
+
+    def _blocks(self, bucket: int, firsts: Int32, starts: Int32, lengths: Int32) -> AttentionBlocks:
+        """Query blocks of chunks at firsts[i] on the token axis, at starts[i] in their sequence."""
+        is_narrow = lengths == 1
+        narrow = firsts[is_narrow][np.argsort(starts[is_narrow], kind="stable")]
+        wide = _wide_blocks(bucket, firsts[~is_narrow], starts[~is_narrow], lengths[~is_narrow])
+        padded = np.full((self._buckets.wide_blocks(bucket), BLOCK_Q), bucket, np.int32)
+        padded[: len(wide)] = wide
+        return AttentionBlocks(
+            narrow=_padded(narrow, self._buckets.max_rows, bucket),
+            num_narrow=np.array(len(narrow), np.int32),
+            wide=padded,
+            num_wide=np.array(len(wide), np.int32),
+        )
+
+    def _sampling(self, seats: Any, positions: Int32) -> SamplingBatch:
+        """How the sequences in these seats draw their tokens at `positions`."""
+        table, num_rows = self._table, len(seats)
+        bucket = self._buckets.rows_for(max(1, num_rows))
+        seeds = np.zeros((bucket, 2), np.uint32)
+        seeds[:num_rows] = table.seeds[seats]
+        variant = int(table.variant[seats].max(initial=0))
+        return SamplingBatch(
+            variant=VARIANTS[variant],
+            temperature=_padded(table.temperature[seats], bucket, 0),
+            top_k=_padded(table.top_k[seats], bucket, 0),
+            top_p=_padded(table.top_p[seats], bucket, 1),
+            min_p=_padded(table.min_p[seats], bucket, 0),
+            seeds=seeds,
+            positions=_padded(positions, bucket, 0),
+        )
+
+
+def _padded(values: Any, length: int, fill: int) -> Any:
+    padded = np.full(length, fill, values.dtype)
+    padded[: len(values)] = values
+    return padded
+
+
+def _token_ids(sequences: list[Sequence], num_new: list[int]) -> Int32:
+    packed = array("i")
+    for sequence, length in zip(sequences, num_new, strict=True):
+        start = sequence.num_computed_tokens
+        packed.extend(sequence.token_ids[start : start + length])
+    return np.frombuffer(packed, np.int32)
+
+
+def _wide_blocks(bucket: int, firsts: Int32, starts: Int32, lengths: Int32) -> Int32:
+    """[num_blocks, BLOCK_Q] token-axis indices, `bucket` pads; in rising last position."""
+    num_blocks = -(-lengths // BLOCK_Q)
+    chunk = np.repeat(np.arange(len(lengths)), num_blocks)
+    offset = (np.arange(len(chunk)) - (np.cumsum(num_blocks) - num_blocks)[chunk]) * BLOCK_Q
+    last = starts[chunk] + np.minimum(offset + BLOCK_Q, lengths[chunk]) - 1
+    order = np.argsort(last, kind="stable")
+    chunk, offset = chunk[order, None], offset[order, None] + np.arange(BLOCK_Q)
+    index = np.where(offset < lengths[chunk], firsts[chunk] + offset, bucket)
+    return index.astype(np.int32)

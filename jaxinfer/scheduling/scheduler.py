@@ -1,0 +1,308 @@
+"""Which sequences run next, and on which pages.
+
+Host only: no JAX. Time is an argument. There are no phases: a sequence is behind
+(num_computed_tokens < num_tokens) or not.
+
+Order. `rank` = (arrival_s + priority * AGING_S, number of submission); smaller is better, and it
+never changes. So inside a class it is first come, first served, and a sequence of class p waits
+behind those of a better class q only if they arrived less than (p - q) * AGING_S seconds after it:
+that is the bound of its starvation.
+
+Progress. Running sequences get pages in the order of their rank. One that finds none takes them
+from the worst running sequence, if that is worse than itself; else it skips the step and keeps
+what it has. So the best one runs in every step (submission has checked that it fits alone), and
+what is preempted was preempted by progress of a better one. It resumes only when the pages of all
+its tokens are there at once, with a page to go on.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from operator import attrgetter
+
+import numpy as np
+
+from jaxinfer.config import SchedulerConfig
+from jaxinfer.errors import ConfigError
+from jaxinfer.scheduling.batch import StepResult
+from jaxinfer.scheduling.batch_builder import BatchBuilder
+from jaxinfer.scheduling.buckets import Buckets
+from jaxinfer.scheduling.length_limit import LengthLimit
+from jaxinfer.scheduling.page_pool import PagePool
+from jaxinfer.scheduling.running_table import RunningTable
+from jaxinfer.scheduling.scheduled import Scheduled, StepDraft
+from jaxinfer.scheduling.sequence import Sequence, Status
+from jaxinfer.scheduling.sequence_heap import SequenceHeap
+from jaxinfer.stats import PoolStats
+
+AGING_S = 30.0  # a class is worth this much waiting
+MAX_HELD = 16  # sequences that may be held back for a page in one step
+_by_rank = attrgetter("rank")
+
+
+class Scheduler:
+    """Owns every sequence from submission to its end.
+
+    Args:
+        config: with max_model_len resolved.
+    Raises: ConfigError if it is not, or if page tables of `buckets` are too narrow for it.
+    """
+
+    def __init__(self, config: SchedulerConfig, pool: PagePool, buckets: Buckets):
+        if config.max_model_len is None:
+            raise ConfigError("max_model_len must be resolved before a Scheduler is made; got None")
+        self.limit = LengthLimit(config.max_model_len, pool.num_pages * pool.page_size)
+        if pool.pages_for(self.limit.max_total_tokens - 1) > buckets.max_pages_per_seq:
+            raise ConfigError(
+                f"page tables of {buckets.max_pages_per_seq} pages of {pool.page_size} tokens are "
+                f"too narrow for {self.limit.max_total_tokens} tokens"
+            )
+        self.pool = pool
+        self._max_tokens = config.max_num_batched_tokens
+        # One token of every step is left for a chunk, so no more run than there are tokens.
+        self._num_seats = min(config.max_num_seqs, self._max_tokens)
+        self._table = RunningTable(self._num_seats, buckets.max_pages_per_seq)
+        self._builder = BatchBuilder(buckets, self._table)
+        self._running: list[Sequence] = []  # best rank first
+        self._far_behind: set[Sequence] = set()  # of the running: behind by more than one token
+        self._waiting = SequenceHeap()
+        self._deadlines = SequenceHeap()
+        self._by_request: dict[str, list[Sequence]] = {}
+        self._num_submitted = 0
+        self._num_preemptions = 0
+        self._num_query_tokens = 0
+        self._num_hit_tokens = 0
+
+    def has_work(self) -> bool:
+        return bool(self._running) or len(self._waiting) > 0
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queues a new sequence.
+
+        Raises: ContextLengthExceeded if it could never fit.
+        """
+        request = sequence.request
+        sequence.max_total_tokens = self.limit.total_tokens(
+            sequence.num_prompt_tokens, request.sampling.max_tokens
+        )
+        self._num_submitted += 1
+        sequence.rank = (request.arrival_s + request.priority * AGING_S, self._num_submitted)
+        self._by_request.setdefault(request.request_id, []).append(sequence)
+        self._waiting.push(sequence.rank, sequence)
+        if request.deadline_s is not None:
+            self._deadlines.push(request.deadline_s, sequence)
+
+    def schedule(self, now: float) -> Scheduled | None:
+        """The next step, with pages for all that it computes; None if there is no work."""
+        draft = StepDraft(self._max_tokens)
+        self._schedule_running(draft)
+        if len(self._waiting):
+            self._start_waiting(draft, now)
+        sequences, num_new = draft.sequences, draft.num_new
+        if not sequences:
+            return None
+        if not draft.has_chunks:
+            sequences, batch = self._builder.decode(sequences)
+            return Scheduled(batch, sequences, num_new, sequences)
+        sampled, batch = self._builder.prefill(sequences, num_new)
+        return Scheduled(batch, sequences, num_new, [sequences[i] for i in sampled])
+
+    def update(self, scheduled: Scheduled, result: StepResult, now: float) -> list[Sequence]:
+        """Takes over what a step computed and drew, and indexes the pages that it filled.
+
+        Returns: the sequences whose logits were not numbers; the caller fails them. They got no
+            token, and no page of this step of theirs is indexed.
+        """
+        broken = [scheduled.sampled[i] for i in np.flatnonzero(np.isnan(result.logprobs))]
+        page_size = self.pool.page_size
+        for sequence, length in zip(scheduled.sequences, scheduled.num_new, strict=True):
+            sequence.num_computed_tokens += length
+            if length > sequence.num_computed_tokens % page_size and sequence not in broken:
+                self._table.copy_pages(sequence, self.pool.index_computed(sequence))
+        for sequence, token_id in zip(scheduled.sampled, result.token_ids.tolist(), strict=True):
+            if broken and sequence in broken:
+                continue
+            sequence.token_ids.append(token_id)
+            if sequence.first_token_s is None:
+                sequence.first_token_s = now
+        if self._far_behind:
+            self._far_behind = {s for s in self._far_behind if s.num_behind > 1}
+        return broken
+
+    def finish(self, sequence: Sequence, *, is_failed: bool = False) -> None:
+        """Ends a sequence in any state; its pages are free when this returns.
+
+        Args:
+            is_failed: its KV is not to be trusted, so what only it owns leaves the prefix index.
+        """
+        if sequence.status is Status.FINISHED:
+            return
+        if sequence.status is Status.RUNNING:
+            self._stop_running(sequence, is_failed=is_failed)
+        self._waiting.remove(sequence)
+        self._deadlines.remove(sequence)
+        sequence.status = Status.FINISHED
+        choices = self._by_request[sequence.request.request_id]
+        choices.remove(sequence)
+        if not choices:
+            del self._by_request[sequence.request.request_id]
+
+    def abort(self, request_id: str) -> list[Sequence]:
+        """Ends all choices of a request that still live, and returns them; unknown ids are none."""
+        aborted = list(self._by_request.get(request_id, ()))
+        for sequence in aborted:
+            self.finish(sequence)
+        return aborted
+
+    def expire(self, now: float) -> list[Sequence]:
+        """Ends the sequences whose deadline has passed, and returns them."""
+        expired: list[Sequence] = []
+        while (first := self._deadlines.peek()) is not None and first[0] < now:
+            expired.append(first[1])
+            self.finish(first[1])
+        return expired
+
+    def stats(self) -> PoolStats:
+        return PoolStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            pages_total=self.pool.num_pages,
+            pages_used=self.pool.num_used,
+            pages_cached=self.pool.num_cached,
+            pages_free=self.pool.num_free,
+            num_preemptions=self._num_preemptions,
+            prefix_query_tokens=self._num_query_tokens,
+            prefix_hit_tokens=self._num_hit_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises: AssertionError if pages, owners, queues or the running table disagree."""
+        self.pool.check_integrity(s.page_table for s in self._running)
+        assert self._running == sorted(self._running, key=_by_rank)
+        for sequence in self._running:
+            assert sequence.status is Status.RUNNING
+            line = self._table.page_table[sequence.seat].tolist()
+            num_pages = len(sequence.page_table)
+            assert line[:num_pages] == sequence.page_table, f"page table of seat {sequence.seat}"
+            assert not any(line[num_pages:]), f"seat {sequence.seat} has entries past its pages"
+        assert self._far_behind == {s for s in self._running if s.num_behind > 1}
+        live = sum(len(choices) for choices in self._by_request.values())
+        assert live == len(self._running) + len(self._waiting), f"{live} sequences are live"
+
+    def _schedule_running(self, draft: StepDraft) -> None:
+        """One token for each decoding sequence, and chunks for the others from what is left."""
+        far_behind, page_size = self._far_behind, self.pool.page_size
+        draft.budget -= len(self._running) - len(far_behind)
+        for sequence in self._running:  # may lose members at its end meanwhile
+            is_far = bool(far_behind) and sequence in far_behind
+            length = min(sequence.num_behind, draft.budget) if is_far else 1
+            end = sequence.num_computed_tokens + length
+            if end > len(sequence.page_table) * page_size:
+                length = self._grow(sequence, end)
+            if length <= 0:
+                continue
+            draft.sequences.append(sequence)
+            draft.num_new.append(length)
+            if is_far:
+                draft.has_chunks = True
+                draft.budget -= length
+
+    def _grow(self, sequence: Sequence, end: int) -> int:
+        """Gets pages up to token `end`, or as far as there are any; returns the tokens that fit."""
+        pool, start = self.pool, sequence.num_computed_tokens
+        is_full = start == len(sequence.page_table) * pool.page_size
+        while is_full and not pool.num_available and self._running[-1] is not sequence:
+            self._preempt(self._running[-1])
+        num_pages = min(pool.pages_for(end) - len(sequence.page_table), pool.num_available)
+        self._table.add_pages(sequence, pool.allocate(num_pages))
+        return min(end, len(sequence.page_table) * pool.page_size) - start
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._stop_running(sequence)
+        sequence.status = Status.PREEMPTED
+        sequence.num_pages_wanted = 0
+        sequence.num_preemptions += 1
+        self._num_preemptions += 1
+        self._waiting.push(sequence.rank, sequence)
+
+    def _stop_running(self, sequence: Sequence, *, is_failed: bool = False) -> None:
+        self._running.remove(sequence)
+        self._far_behind.discard(sequence)
+        self._table.stand(sequence)
+        pages = sequence.forget_pages()
+        if is_failed:
+            self.pool.forget(pages)
+        self.pool.release(pages)
+
+    def _start_waiting(self, draft: StepDraft, now: float) -> None:
+        """Starts waiting sequences in the order of their rank, until one finds no room.
+
+        One whose next page is being computed in this very step is held back, to find it in the
+        prefix index. That can not go on for ever: each time, one more of its pages is computed.
+        """
+        pool, held = self.pool, list[Sequence]()
+        filled: set[bytes] = set()
+        for sequence, length in zip(draft.sequences, draft.num_new, strict=True):
+            if length > 1:
+                filled |= pool.digests_filled(sequence, length)
+        while draft.budget > 0 and len(self._running) < self._num_seats and len(held) < MAX_HELD:
+            first = self._waiting.peek()
+            if first is None or first[1].num_pages_wanted + self._reserve() > pool.num_available:
+                break
+            sequence = first[1]
+            pages = pool.match(sequence)
+            if pool.next_digest(sequence, len(pages)) in filled:
+                self._waiting.remove(sequence)
+                held.append(sequence)
+            elif self._start(sequence, pages, draft, now):
+                filled |= pool.digests_filled(sequence, draft.num_new[-1])
+            else:
+                break
+        for sequence in held:
+            self._waiting.push(sequence.rank, sequence)
+
+    def _start(self, sequence: Sequence, pages: list[int], draft: StepDraft, now: float) -> bool:
+        """Starts or resumes a sequence behind its matched pages, if there are pages for it."""
+        pool, num_tokens = self.pool, sequence.num_tokens
+        num_hit = len(pages) * pool.page_size
+        length = min(num_tokens - num_hit, draft.budget)
+        num_pages = pool.pages_for(num_hit + length)
+        wanted = num_pages
+        if sequence.status is Status.PREEMPTED:
+            num_pages = pool.pages_for(num_tokens)
+            wanted = min(num_pages + 1, pool.pages_for(sequence.max_total_tokens - 1))
+        wanted += pool.num_idle(pages) - len(pages)
+        if wanted + self._reserve() > pool.num_available:
+            sequence.num_pages_wanted = wanted
+            return False
+        pool.share(pages)
+        sequence.page_table = pages + pool.allocate(num_pages - len(pages))
+        sequence.num_computed_tokens = num_hit
+        sequence.num_indexed_pages = len(pages)
+        if sequence.first_scheduled_s is None:
+            sequence.first_scheduled_s = now
+            sequence.num_cached_tokens = num_hit
+            self._num_hit_tokens += num_hit
+            self._num_query_tokens += num_tokens if pool.enable_prefix_caching else 0
+        self._run(sequence)
+        draft.sequences.append(sequence)
+        draft.num_new.append(length)
+        draft.budget -= length
+        draft.has_chunks |= sequence.num_behind > 1
+        return True
+
+    def _run(self, sequence: Sequence) -> None:
+        self._waiting.remove(sequence)
+        sequence.status = Status.RUNNING
+        self._table.sit(sequence)
+        insort(self._running, sequence, key=_by_rank)
+        if sequence.num_behind > 1:
+            self._far_behind.add(sequence)
+
+    def _reserve(self) -> int:
+        """Pages that a start must leave: those that running prompts lack, and some to go on."""
+        if not self._running:
+            return 0
+        pool = self.pool
+        claimed = sum(pool.pages_for(s.num_tokens) - len(s.page_table) for s in self._far_behind)
+        return claimed + min(len(self._running), pool.num_pages // 8)

@@ -1,0 +1,157 @@
+"""The live state of one choice of a request: its tokens, counters and page table.
+
+Host only: no JAX. A sequence is *behind* while num_computed_tokens < num_tokens; a first prefill,
+a chunk, a prefix hit and a resume after preemption are all that one case (idea: vLLM v1
+scheduler). It decides nothing itself.
+
+    #  |<- num_cached ->|<- computed here ->|<- this step's chunk ->|      |
+    #  0               128                 320                     448    500 = num_tokens
+    #  page_table: [ full, shared ][ full, shared ][ full ][ part ]
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+
+from jaxinfer.scheduling.request import Request
+from jaxinfer.stats import RequestStats
+
+_MASK = (1 << 64) - 1
+
+
+class Status(enum.Enum):
+    """Where a sequence is. Only a running one holds pages."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # waits again, after it has given its pages back
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Choice `index` of `request`.
+
+    Args:
+        seed: of the request; each choice derives its own from it (`choice_seed`).
+        version: of the weights that compute it from its first to its last token.
+    """
+
+    __slots__ = (
+        "first_scheduled_s",
+        "first_token_s",
+        "index",
+        "is_indexable",
+        "max_total_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_indexed_pages",
+        "num_pages_wanted",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "page_digests",
+        "page_table",
+        "rank",
+        "request",
+        "salt",
+        "seat",
+        "seed",
+        "status",
+        "token_ids",
+        "version",
+    )
+
+    request: Request
+    index: int
+    version: str
+    seed: int  # 64 bits, unsigned
+    salt: tuple[str, str]  # (version, cache_salt): prefix pages are shared only within it
+    token_ids: array[int]  # int32: prompt and output
+    num_prompt_tokens: int
+    num_computed_tokens: int  # in KV
+    num_cached_tokens: int  # of the prompt, taken from the prefix cache when it first ran
+    max_total_tokens: int  # prompt and output end here; set when it is submitted
+    page_table: list[int]
+    num_indexed_pages: int  # leading pages that are in the prefix index
+    is_indexable: bool  # False once a digest of its pages belongs to other tokens
+    page_digests: list[bytes]  # of its full pages, as far as they were asked for
+    num_pages_wanted: int  # it could not start with fewer when it last tried
+    status: Status
+    rank: tuple[float, int]  # smaller runs first and is preempted last; unique
+    seat: int  # its line of the RunningTable; -1: none
+    num_preemptions: int
+    first_scheduled_s: float | None
+    first_token_s: float | None
+
+    def __init__(self, request: Request, *, index: int, seed: int, version: str):
+        self.request = request
+        self.index = index
+        self.version = version
+        self.seed = choice_seed(seed, index)
+        self.salt = (version, request.cache_salt)
+        self.token_ids = array("i", request.token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.max_total_tokens = 0
+        self.page_table = []
+        self.num_indexed_pages = 0
+        self.is_indexable = True
+        self.page_digests = []
+        self.num_pages_wanted = 0
+        self.status = Status.WAITING
+        self.rank = (0.0, 0)
+        self.seat = -1
+        self.num_preemptions = 0
+        self.first_scheduled_s = None
+        self.first_token_s = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_behind(self) -> int:
+        """Tokens to compute before the next one can be drawn."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def page_tokens(self, page_index: int, page_size: int) -> bytes:
+        """The int32 bytes of the tokens on its page `page_index`."""
+        start = page_index * page_size
+        return self.token_ids[start : start + page_size].tobytes()
+
+    def forget_pages(self) -> list[int]:
+        """Takes its page table away; nothing of it is computed from here on."""
+        pages, self.page_table = self.page_table, []
+        self.num_computed_tokens = 0
+        self.num_indexed_pages = 0
+        self.is_indexable = True
+        return pages
+
+    def stats(self, now: float) -> RequestStats:
+        """Its facts if it ends at `now`."""
+        return RequestStats(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_preemptions=self.num_preemptions,
+            arrival_s=self.request.arrival_s,
+            first_scheduled_s=self.first_scheduled_s,
+            first_token_s=self.first_token_s,
+            finished_s=now,
+        )
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """64 bits for choice `index` of a request with this seed.
+
+    SplitMix64 (Steele, Lea and Flood 2014): bijections only, so the choices of a seed differ.
+    """
+    mixed = ((seed & _MASK) + (index + 1) * 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)

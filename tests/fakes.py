@@ -1,0 +1,321 @@
+"""Stand-ins without JAX: a runner whose next token can be computed by hand, and a tokenizer.
+
+    engine = make_engine(FakeRunner(num_pages=32))
+    engine.submit(Request("a", (5, 7), SamplingParams(max_tokens=3, temperature=0)))
+    run_all(engine)  # {"a": Answer(token_ids=[21, 86, ...], ...)}
+
+`greedy_continuation((5, 7), 3)` says what comes out: the next token after a context t_0..t_{n-1} is
+(1*t_0 + 2*t_1 + ... + n*t_{n-1} + n) mod VOCAB_SIZE, so every token and its place matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.config import SchedulerConfig
+from jaxinfer.engine import Engine, RequestOutput, TokenLogprob
+from jaxinfer.errors import EngineFailure, JaxInferError
+from jaxinfer.scheduling.batch import Batch, StepResult
+from jaxinfer.scheduling.buckets import BLOCK_Q, Buckets
+from jaxinfer.scheduling.page_pool import PagePool, page_digest
+from jaxinfer.scheduling.request import FinishReason, Request
+from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.stats import RequestStats
+
+VOCAB_SIZE = 101
+EOS = 100
+NUM_TOP = 20
+
+
+def next_token(context: Sequence[int]) -> int:
+    """What the fake model says after `context`."""
+    weights = np.arange(1, len(context) + 1)
+    return int((np.dot(weights, np.asarray(context, np.int64)) + len(context)) % VOCAB_SIZE)
+
+
+def greedy_continuation(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """The next `num_tokens` tokens, end tokens like any others."""
+    context = list(prompt)
+    for _ in range(num_tokens):
+        context.append(next_token(context))
+    return context[len(prompt) :]
+
+
+class FakeRunner:
+    """A device that remembers which token was written where, and believes nothing else.
+
+    Tokens and positions are written into its own pages through the page table; a sampled row's
+    context is read back from there. A wrong, stale or uncomputed page therefore gives another
+    token, and an entry in `faults`. Each batch is checked as a device cannot (`batch_faults`).
+
+    With temperature > 0 a row's seed and position are added to the token.
+
+    Args:
+        scripts: prompt -> the tokens that come after it, in place of the formula, while they last.
+        poison: a context with one of these tokens gives NaN.
+        fail_at: steps, counted from 0, whose dispatch raises EngineFailure.
+        fail_collect_at: the same for collect.
+        on_step: called with each batch before it runs; may sleep or raise.
+    """
+
+    def __init__(
+        self,
+        num_pages: int = 64,
+        page_size: int = 8,
+        *,
+        scripts: dict[tuple[int, ...], Sequence[int]] | None = None,
+        poison: frozenset[int] = frozenset(),
+        fail_at: frozenset[int] = frozenset(),
+        fail_collect_at: frozenset[int] = frozenset(),
+        on_step: Callable[[Batch], None] | None = None,
+    ):
+        self.num_pages, self.page_size = num_pages, page_size
+        self.scripts = dict(scripts or {})
+        self.poison, self.fail_at, self.fail_collect_at = poison, fail_at, fail_collect_at
+        self.on_step = on_step
+        self.batches: list[Batch] = []
+        self.faults: list[str] = []
+        self._tokens = np.full((num_pages, page_size), -1, np.int64)
+        self._positions = np.full((num_pages, page_size), -1, np.int64)
+
+    def dispatch(self, batch: Batch) -> Any:
+        step = len(self.batches)
+        self.batches.append(batch)
+        if self.on_step is not None:
+            self.on_step(batch)
+        if step in self.fail_at:
+            raise EngineFailure(f"step {step} was made to fail")
+        self.faults += batch_faults(batch)
+        self._write(batch)
+        return step, [self._context(batch, row) for row in range(batch.num_sampled)]
+
+    def collect(self, pending: Any) -> StepResult:
+        step, contexts = pending
+        if step in self.fail_collect_at:
+            raise EngineFailure(f"step {step} was made to fail when it was read")
+        sampling = self.batches[step].sampling
+        token_ids, logprobs = np.zeros(len(contexts), np.int32), np.zeros(len(contexts), np.float32)
+        for row, context in enumerate(contexts):
+            token_ids[row] = self._draw(context, sampling, row)
+            is_poisoned = not self.poison.isdisjoint(context)
+            logprobs[row] = np.nan if is_poisoned else -0.5 - token_ids[row] / 1024
+        if sampling.variant != "full":
+            return StepResult(token_ids, logprobs, None, None)
+        places = np.arange(NUM_TOP)
+        top_ids = ((token_ids[:, None] + places) % VOCAB_SIZE).astype(np.int32)
+        return StepResult(
+            token_ids, logprobs, top_ids, logprobs[:, None] - places.astype(np.float32)
+        )
+
+    def _write(self, batch: Batch) -> None:
+        real = np.flatnonzero(batch.positions >= 0)
+        positions = batch.positions[real]
+        pages = batch.page_table[batch.rows[real], positions // self.page_size]
+        if (pages < 0).any() or (pages >= self.num_pages).any():
+            self.faults.append(f"a page outside of the pool: {pages}")
+            return
+        slots = positions % self.page_size
+        if len(set(zip(pages.tolist(), slots.tolist(), strict=True))) != len(real):
+            self.faults.append("two tokens of a step were written to one place")
+        self._tokens[pages, slots] = batch.token_ids[real]
+        self._positions[pages, slots] = positions
+
+    def _context(self, batch: Batch, row: int) -> list[int]:
+        at = int(batch.sample_at[row])
+        num_tokens = int(batch.positions[at]) + 1
+        if batch.sampling.positions[row] != num_tokens:
+            self.faults.append(f"draw {batch.sampling.positions[row]} of {num_tokens} tokens")
+        places = np.arange(num_tokens)
+        pages = batch.page_table[batch.rows[at], places // self.page_size]
+        found = self._positions[pages, places % self.page_size]
+        if (found != places).any():
+            self.faults.append(f"positions {found.tolist()} where 0..{num_tokens - 1} belong")
+        return self._tokens[pages, places % self.page_size].tolist()
+
+    def _draw(self, context: list[int], sampling: Any, row: int) -> int:
+        for prompt, script in self.scripts.items():
+            place = len(context) - len(prompt)
+            if tuple(context[: len(prompt)]) == prompt and 0 <= place < len(script):
+                return script[place]
+        token_id = next_token(context)
+        if sampling.temperature[row] > 0:
+            low, high = (int(half) for half in sampling.seeds[row])
+            token_id += (low ^ high) * (2 * int(sampling.positions[row]) + 1) % 8191
+        return token_id % VOCAB_SIZE
+
+
+def batch_faults(batch: Batch) -> list[str]:
+    """What is wrong with a batch, whatever it means."""
+    faults: list[str] = []
+    num_tokens, num_sampled = batch.num_tokens, batch.num_sampled
+
+    def expect(is_true: Any, what: str) -> None:
+        if not is_true:
+            faults.append(f"{batch.kind} step of {batch.num_seqs} sequences: {what}")
+
+    arrays = (batch.token_ids, batch.positions, batch.rows, batch.page_table, batch.sample_at)
+    expect(all(a.dtype == np.int32 for a in arrays), "not int32")
+    expect(all(a.shape == (batch.bucket,) for a in arrays[:3]), "token axis is not the bucket")
+    expect((batch.positions[:num_tokens] >= 0).all(), "a real token has no position")
+    expect((batch.positions[num_tokens:] == -1).all(), "padding has a position")
+    expect(len(set(batch.rows[:num_tokens].tolist())) == batch.num_seqs, "rows are not num_seqs")
+    expect((batch.page_table[batch.num_seqs :] == 0).all(), "page table of a padding row")
+    sampled = batch.sample_at[:num_sampled].tolist()
+    expect(len(set(sampled)) == num_sampled, "a token is sampled twice")
+    expect(all(at < num_tokens for at in sampled), "a padding token is sampled")
+    expect((batch.sample_at[num_sampled:] == 0).all(), "padding of sample_at")
+    expect(num_sampled <= len(batch.sampling.temperature), "sampling is too short")
+    expect((batch.sampling.temperature[num_sampled:] == 0).all(), "padding is not greedy")
+    if batch.kind == "decode":
+        expect(batch.blocks is None, "blocks in a decode step")
+        expect(num_tokens == batch.num_seqs == num_sampled, "not one token per row")
+        expect(sampled == list(range(num_sampled)), "decode samples its first rows")
+        expect((np.diff(batch.positions[:num_tokens]) >= 0).all(), "context lengths do not rise")
+    else:
+        faults.extend(_block_faults(batch))
+    return faults
+
+
+def _block_faults(batch: Batch) -> list[str]:
+    blocks, bucket = batch.blocks, batch.bucket
+    if blocks is None:
+        return ["a prefill step without blocks"]
+    narrow = blocks.narrow[: int(blocks.num_narrow)].tolist()
+    wide = [
+        [i for i in block if i != bucket] for block in blocks.wide[: int(blocks.num_wide)].tolist()
+    ]
+    faults: list[str] = []
+    tokens = sorted(narrow + [i for block in wide for i in block])
+    if tokens != list(range(batch.num_tokens)):
+        faults.append(f"blocks hold tokens {tokens}, not each of {batch.num_tokens} once")
+        return faults
+    if (blocks.narrow[len(narrow) :] != bucket).any() or (blocks.wide[len(wide) :] != bucket).any():
+        faults.append("block padding is not the bucket")
+    if blocks.wide.shape[1] != BLOCK_Q or blocks.wide.shape[0] % 4:
+        faults.append(f"wide blocks of shape {blocks.wide.shape}")
+    for block in wide:
+        same_row = len(set(batch.rows[block].tolist())) == 1
+        if not same_row or (np.diff(batch.positions[block]) != 1).any():
+            faults.append(f"a wide block holds {block}")
+    for last in (batch.positions[narrow], batch.positions[[block[-1] for block in wide]]):
+        if (np.diff(last) < 0).any():
+            faults.append(f"blocks end at {last.tolist()}")
+    return faults
+
+
+class FakeTokenizer:
+    """Token i is one printable character: 'a' is 0, and so on; EOS is special and has no text.
+
+    What `Detokenizer` reads of a Tokenizer, and `encode`, `decode` for tests of servers.
+    """
+
+    vocab_size = VOCAB_SIZE
+    eos_token_ids = frozenset({EOS})
+    special_token_ids = frozenset({EOS})
+    bos_token_id = None
+    has_chat_template = False
+
+    def spelled(self, token_id: int, *, is_first: bool = False) -> bytes | None:
+        return b"<eos>" if token_id == EOS else chr(ord("a") + token_id).encode()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [(ord(character) - ord("a")) % EOS for character in text]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        kept = [i for i in ids if i != EOS or not skip_special_tokens]
+        return b"".join(self.spelled(i) or b"" for i in kept).decode()
+
+
+class FakeClock:
+    """Stands still until it is told otherwise."""
+
+    def __init__(self, now: float = 0.0):
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_engine(
+    runner: FakeRunner | None = None,
+    *,
+    tokenizer: Any = None,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 256,
+    enable_prefix_caching: bool = True,
+    eos_token_ids: Sequence[int] = (EOS,),
+    clock: Callable[[], float] | None = None,
+    random_seed: Callable[[], int] = lambda: 12345,
+    digest: Callable[[bytes, bytes], bytes] = page_digest,
+    version: str = "v1",
+) -> Engine:
+    """An engine on a FakeRunner, with its pool; tokenizer None: token ids only."""
+    runner = runner or FakeRunner()
+    pool = PagePool(runner.num_pages, runner.page_size, enable_prefix_caching, digest=digest)
+    config = SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+    )
+    buckets = Buckets.for_limits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        page_size=runner.page_size,
+    )
+    return Engine(
+        runner=runner,
+        scheduler=Scheduler(config, pool, buckets),
+        tokenizer=tokenizer,
+        version=version,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=eos_token_ids,
+        clock=clock or FakeClock(),
+        random_seed=random_seed,
+    )
+
+
+@dataclass
+class Answer:
+    """All outputs of one choice, joined."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop: str | int | None = None
+    stats: RequestStats | None = None
+    error: JaxInferError | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        assert self.finish_reason is None, "an output after the last"
+        self.token_ids += output.token_ids
+        self.text += output.text
+        self.logprobs += output.logprobs
+        self.finish_reason, self.stop = output.finish_reason, output.stop
+        self.stats, self.error = output.stats, output.error
+
+
+class Answers(dict[tuple[str, int], Answer]):
+    """(request_id, choice) -> Answer."""
+
+    def add(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            self.setdefault((output.request_id, output.index), Answer()).add(output)
+
+
+def run_all(engine: Engine, requests: Sequence[Request] = (), *, max_steps: int = 2000) -> Answers:
+    """Submits, then steps until nothing is left to do."""
+    for request in requests:
+        engine.submit(request)
+    answers = Answers()
+    for _ in range(max_steps):
+        if not engine.has_work():
+            return answers
+        answers.add(engine.step().outputs)
+    raise AssertionError(f"still busy after {max_steps} steps")
