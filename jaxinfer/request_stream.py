@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from jaxinfer.outputs import RequestOutput, TokenLogprob
 from jaxinfer.errors import JaxInferError
+from jaxinfer.outputs import RequestOutput, TokenLogprob
 from jaxinfer.scheduling.request import Request
 
 if TYPE_CHECKING:
