@@ -6,6 +6,7 @@ Needs the `oracle` extra (torch, transformers).
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,8 @@ class Reference:
     def __init__(self, path: Path):
         source = GGUFModel(path)
         self._tokenizer = source.tokenizer()
-        self._model = LlamaForCausalLM(LlamaConfig(**source.config(), attn_implementation="eager"))
+        self._model: Any = LlamaForCausalLM(LlamaConfig(**source.config()))
+        self._model.set_attn_implementation("eager")
         weights = {name: torch.from_numpy(rows) for name, rows in source.weights().items()}
         weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
         self._model.load_state_dict(weights, strict=True)

@@ -23,7 +23,6 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "smollm2_greedy.json")
 BY_NAME = {entry["name"]: entry for entry in GOLDEN["prompts"]}
 MODELS = Path(".cache") / "jaxinfer" / "models"  # below the home folder
 NEAR_TIE = 1e-3  # logits; below it another summation order may choose the second best
-CLOSE = {"abs": 1e-3, "rel": 1e-4}  # of logits and logprobs; 5 digits are recorded
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +41,11 @@ def reference(model_path: Path) -> Any:
     from tests.oracle.reference import Reference
 
     return Reference(model_path)
+
+
+def close(values: Any) -> Any:
+    """Logits or logprobs within what float32 and the 5 recorded digits leave open."""
+    return pytest.approx(values, abs=1e-3, rel=1e-4)
 
 
 def same_or_near_tie(entry: dict[str, Any], found: list[int]) -> bool:
@@ -72,8 +76,8 @@ def test_generating_again_with_a_cache_gives_the_recorded_tokens(reference, name
     found = reference.greedy(entry["prompt_ids"], GOLDEN["about"]["num_new"])
     assert same_or_near_tie(entry, found.token_ids)
     if found.token_ids == entry["output_ids"]:
-        assert found.margins == pytest.approx(entry["margins"], **CLOSE)
-        assert found.logprobs == pytest.approx(entry["logprobs"], **CLOSE)
+        assert found.margins == close(entry["margins"])
+        assert found.logprobs == close(entry["logprobs"])
 
 
 @pytest.mark.parametrize("name", list(BY_NAME))
@@ -87,8 +91,8 @@ def test_one_pass_over_prompt_and_answer_without_a_cache_agrees_with_the_record(
     for i, margin in enumerate(entry["margins"]):
         if margin >= NEAR_TIE:
             assert found.token_ids[i] == entry["output_ids"][i]
-    assert found.margins == pytest.approx(entry["margins"], **CLOSE)
-    assert found.logprobs == pytest.approx(entry["logprobs"], **CLOSE)
+    assert found.margins == close(entry["margins"])
+    assert found.logprobs == close(entry["logprobs"])
 
 
 def test_the_second_best_tokens_are_second_where_the_third_is_not_close(reference):
@@ -111,8 +115,8 @@ def test_scoring_again_gives_the_recorded_logprobs(reference, number):
     assert entry["text"] == SCORED_TEXTS[number]
     assert entry["token_ids"] == reference.encode(entry["text"])
     logprobs = reference.score(entry["token_ids"])
-    assert logprobs.tolist() == pytest.approx(entry["logprobs"], **CLOSE)
-    assert -logprobs.mean() == pytest.approx(entry["mean_nll"], **CLOSE)
+    assert logprobs.tolist() == close(entry["logprobs"])
+    assert -logprobs.mean() == close(entry["mean_nll"])
 
 
 def test_every_string_still_has_the_recorded_token_ids(reference):
