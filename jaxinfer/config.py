@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from jaxinfer.errors import ConfigError, InvalidRequest
 
-KernelBackend = Literal["auto", "pallas", "interpret", "reference"]
+KernelBackend = Literal["auto", "reference"]
 MAX_STOP_STRINGS = 32
 MAX_TOP_LOGPROBS = 20
 GREEDY_TEMPERATURE = 1e-5  # at or below this the arg-max is taken
@@ -152,6 +152,7 @@ class EngineConfig:
     kernel_backend: KernelBackend = "auto"
     memory_utilization: float = 0.9  # share of a GPU's memory that may be planned
     seed: int | None = None  # of requests that name none; None: from the system
+    cache_dir: str | None = None  # models and compiled programs; None: ~/.cache/jaxinfer
     show_progress: bool = True
 
     def __post_init__(self) -> None:

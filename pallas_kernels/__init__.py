@@ -1,0 +1,1 @@
+"""Device kernels as pure array functions. Imports jax and nothing of ours."""

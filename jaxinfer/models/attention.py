@@ -1,0 +1,77 @@
+"""How a decoder meets its KV cache: one protocol, so that models do not know where keys and values live."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.layers import Linear
+from jaxinfer.models.rope import apply_rope
+
+
+class KVCache(Protocol):
+    """Keeps keys and values of all layers; `attend` is called once per layer, in order.
+
+    Implementations: `DenseKV` below, and `PagedKV` in jaxinfer/runtime/kv_cache.py.
+    """
+
+    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        """Stores k, v float[T, K, D] and attends q float[T, H, D] to all it may see: float[T, H, D]."""
+        ...
+
+
+class DenseKV:
+    """One sequence's keys and values as plain growing arrays, for tests and research.
+
+    Call the model with the next tokens of the same sequence, in order; plain softmax over all of it, in float32.
+    """
+
+    def __init__(self, config: ModelConfig):
+        empty = jnp.zeros((0, config.num_key_value_heads, config.head_dim), jnp.float32)
+        self.keys = [empty] * config.num_hidden_layers
+        self.values = [empty] * config.num_hidden_layers
+        self._scale = config.head_dim**-0.5
+
+    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        keys = jnp.concatenate([self.keys[layer], k.astype(jnp.float32)])
+        values = jnp.concatenate([self.values[layer], v.astype(jnp.float32)])
+        self.keys[layer], self.values[layer] = keys, values
+        shared = q.shape[1] // k.shape[1]
+        keys, values = (jnp.repeat(x, shared, axis=1) for x in (keys, values))
+        scores = jnp.einsum("thd,uhd->htu", q.astype(jnp.float32) * self._scale, keys)
+        num_new, num_all = q.shape[0], keys.shape[0]
+        is_seen = jnp.tril(jnp.ones((num_new, num_all), bool), num_all - num_new)
+        weights = jax.nn.softmax(jnp.where(is_seen, scores, -jnp.inf), axis=-1)
+        return jnp.einsum("htu,uhd->thd", weights, values).astype(q.dtype)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention (arXiv:2305.13245) with rotary positions."""
+
+    def __init__(self, config: ModelConfig, *, layer: int, dtype: jnp.dtype):
+        dim, head_dim = config.hidden_size, config.head_dim
+        q_dim, kv_dim = (
+            n * head_dim for n in (config.num_attention_heads, config.num_key_value_heads)
+        )
+        self.q_proj = Linear(dim, q_dim, use_bias=config.qkv_bias, dtype=dtype)
+        self.k_proj = Linear(dim, kv_dim, use_bias=config.qkv_bias, dtype=dtype)
+        self.v_proj = Linear(dim, kv_dim, use_bias=config.qkv_bias, dtype=dtype)
+        self.o_proj = Linear(q_dim, dim, use_bias=config.out_bias, dtype=dtype)
+        self.layer = layer
+        self.head_dim = head_dim
+
+    def __call__(
+        self, x: jax.Array, rope: tuple[jax.Array, jax.Array], kv_cache: KVCache
+    ) -> jax.Array:
+        """float[T, E] -> float[T, E]."""
+        q, k, v = (
+            proj(x).reshape(x.shape[0], -1, self.head_dim)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = apply_rope(q, *rope), apply_rope(k, *rope)
+        out = kv_cache.attend(self.layer, q, k, v)
+        return self.o_proj(out.reshape(x.shape[0], -1))

@@ -1,0 +1,150 @@
+"""A decoder's shape, in Hugging Face's words.
+
+No JAX here. Every key that changes the arithmetic is read or refused; nothing is silently ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxinfer.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the trained context."""
+
+    rope_type: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0  # llama3 only, as the next two
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Keys as in a Hugging Face config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False  # Qwen2, and Llama's attention_bias
+    out_bias: bool = False  # Llama's attention_bias
+    mlp_bias: bool = False
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Numbers that one token keeps in the KV pool, all layers."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+
+    @classmethod
+    def from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        """Reads config.json's keys. Raises ConfigError naming the key that is absent or unsupported."""
+        reader = _HfKeys(hf)
+        heads = reader.positive("num_attention_heads")
+        hidden = reader.positive("hidden_size")
+        kv_heads = reader.positive("num_key_value_heads", default=heads)
+        head_dim = reader.positive("head_dim", default=hidden // heads)
+        if heads % kv_heads:
+            raise ConfigError(
+                f"config.json: num_attention_heads ({heads}) must be a multiple of "
+                f"num_key_value_heads ({kv_heads})"
+            )
+        if head_dim % 2:
+            raise ConfigError(f"config.json: head_dim must be even for RoPE; got {head_dim}")
+        reader.refuse_unsupported()
+        is_qwen2 = hf.get("model_type") == "qwen2"
+        attention_bias = bool(hf.get("attention_bias", False))
+        return cls(
+            vocab_size=reader.positive("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=reader.positive("intermediate_size"),
+            num_hidden_layers=reader.positive("num_hidden_layers"),
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            max_position_embeddings=reader.positive("max_position_embeddings"),
+            rms_norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
+            rope_theta=reader.rope_theta(),
+            rope_scaling=reader.rope_scaling(),
+            tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
+            qkv_bias=attention_bias or is_qwen2,
+            out_bias=attention_bias,
+            mlp_bias=bool(hf.get("mlp_bias", False)),
+        )
+
+
+class _HfKeys:
+    """Reads one config.json, with its old and new spellings."""
+
+    def __init__(self, hf: Mapping[str, Any]):
+        self._hf = hf
+        # transformers 5 writes rope_parameters; older files rope_theta and rope_scaling.
+        self._rope: Mapping[str, Any] = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+
+    def positive(self, key: str, *, default: int | None = None) -> int:
+        value = self._hf.get(key)
+        if value is None:
+            value = default
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"config.json: {key} must be a positive integer; got {value!r}")
+        return value
+
+    def rope_theta(self) -> float:
+        theta = self._hf.get("rope_theta", self._rope.get("rope_theta", 10000.0))
+        if not isinstance(theta, int | float) or not math.isfinite(theta) or theta <= 0:
+            raise ConfigError(f"config.json: rope_theta must be a positive number; got {theta!r}")
+        return float(theta)
+
+    def rope_scaling(self) -> RopeScaling | None:
+        kind = self._rope.get("rope_type", self._rope.get("type", "default"))
+        if kind == "default":
+            return None
+        if kind not in ("linear", "llama3"):
+            raise ConfigError(
+                f"config.json: rope_type must be default, linear or llama3; got {kind!r}"
+            )
+        try:
+            return RopeScaling(
+                rope_type=kind,
+                factor=float(self._rope["factor"]),
+                low_freq_factor=float(self._rope.get("low_freq_factor", 1.0)),
+                high_freq_factor=float(self._rope.get("high_freq_factor", 4.0)),
+                original_max_position_embeddings=int(
+                    self._rope.get("original_max_position_embeddings", 8192)
+                ),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"config.json: rope scaling of type {kind!r} needs numbers for its keys; "
+                f"got {dict(self._rope)!r}"
+            ) from error
+
+    def refuse_unsupported(self) -> None:
+        activation = self._hf.get("hidden_act", self._hf.get("hidden_activation", "silu"))
+        if activation not in ("silu", "swish"):
+            raise ConfigError(f"config.json: hidden_act must be silu; got {activation!r}")
+        window = self._hf.get("sliding_window")
+        if window is not None and self._hf.get("use_sliding_window", True):
+            raise ConfigError(f"config.json: sliding_window must be absent or off; got {window!r}")
+        if self._hf.get("quantization_config"):
+            raise ConfigError(
+                "config.json: quantization_config must be absent; pre-quantized checkpoints "
+                "of other tools are not read, use the unquantized model"
+            )
+        for key in ("partial_rotary_factor", "rotary_pct"):
+            value = self._hf.get(key, self._rope.get(key, 1.0))
+            if value != 1.0:
+                raise ConfigError(f"config.json: {key} must be 1; got {value!r}")

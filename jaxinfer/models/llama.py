@@ -1,0 +1,65 @@
+"""The Llama family: pre-norm decoder with grouped-query attention, RoPE, RMSNorm and SwiGLU.
+
+Also Mistral (without sliding window) and Qwen2 (bias on q, k, v). Attribute names are those of the Hugging Face
+checkpoint, so the parameter tree is the weight plan (jaxinfer/models/registry.py).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxinfer.models.attention import Attention, KVCache
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.layers import MLP, Embedding, Linear, RMSNorm, matmul_transposed
+from jaxinfer.models.rope import inverse_frequencies, rope_tables
+
+
+class LlamaLayer(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig, *, layer: int, dtype: jnp.dtype):
+        dim, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(dim, eps=eps, dtype=dtype)
+        self.self_attn = Attention(config, layer=layer, dtype=dtype)
+        self.post_attention_layernorm = RMSNorm(dim, eps=eps, dtype=dtype)
+        self.mlp = MLP(dim, config.intermediate_size, use_bias=config.mlp_bias, dtype=dtype)
+
+    def __call__(
+        self, x: jax.Array, rope: tuple[jax.Array, jax.Array], kv_cache: KVCache
+    ) -> jax.Array:
+        with jax.named_scope("attn"):
+            x = x + self.self_attn(self.input_layernorm(x), rope, kv_cache)
+        with jax.named_scope("mlp"):
+            return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class LlamaModel(nnx.Module):
+    """Token ids -> hidden states; `logits` turns the wanted rows of them into scores."""
+
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype):
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.layers = nnx.List(
+            [LlamaLayer(config, layer=i, dtype=dtype) for i in range(config.num_hidden_layers)]
+        )
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(
+                config.hidden_size, config.vocab_size, use_bias=False, dtype=dtype
+            )
+        self.config = config
+
+    def __call__(self, token_ids: jax.Array, positions: jax.Array, kv_cache: KVCache) -> jax.Array:
+        """int32[T], int32[T] -> float[T, E], after the last norm."""
+        rope = rope_tables(positions, inverse_frequencies(self.config))
+        x = self.embed_tokens(token_ids)
+        for layer in self.layers:
+            x = layer(x, rope, kv_cache)
+        return self.norm(x)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """float[N, E] -> float32[N, V]."""
+        with jax.named_scope("head"):
+            head = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+            return matmul_transposed(hidden, head.weight[...])

@@ -1,0 +1,86 @@
+"""The KV pool's arrays, and how a step reads and writes them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.models.config import ModelConfig
+from pallas_kernels.backend import Backend
+from pallas_kernels.paged_attention import QueryBlocks, paged_attention, ragged_paged_attention
+
+KVPages = list[tuple[jax.Array, jax.Array]]
+"""Per layer keys and values, each [P, K, S, D]: pages, KV heads, page slots, head dim."""
+
+
+def page_shape(config: ModelConfig, *, num_pages: int, page_size: int) -> tuple[int, int, int, int]:
+    """[P, K, S, D] of one layer's keys or values."""
+    return num_pages, config.num_key_value_heads, page_size, config.head_dim
+
+
+def page_bytes(config: ModelConfig, *, page_size: int, dtype: jnp.dtype) -> int:
+    """Bytes that one page takes in all layers."""
+    return config.kv_elements_per_token * page_size * jnp.dtype(dtype).itemsize
+
+
+def make_pages(config: ModelConfig, *, num_pages: int, page_size: int, dtype: jnp.dtype) -> KVPages:
+    """The whole pool, zeroed; donated through every step and never copied."""
+    shape = page_shape(config, num_pages=num_pages, page_size=page_size)
+    return [
+        (jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_hidden_layers)
+    ]
+
+
+class PagedKV:
+    """A `KVCache` over the pool for the tokens of one step. Lives only while the step is traced.
+
+    Args:
+        pages: the pool; `pages` afterwards is the pool with this step's keys and values.
+        page_table: int32[R, M].
+        positions: int32[T]; -1 marks padding, which is written nowhere.
+        rows: int32[T]: each token's row of page_table.
+        blocks: a prefill step's query blocks; None for a decode step, where rows is 0..T-1.
+    """
+
+    def __init__(
+        self,
+        pages: KVPages,
+        page_table: jax.Array,
+        positions: jax.Array,
+        rows: jax.Array,
+        blocks: QueryBlocks | None,
+        *,
+        backend: Backend,
+    ):
+        self.pages = list(pages)
+        self._page_table, self._positions, self._rows = page_table, positions, rows
+        self._blocks, self._backend = blocks, backend
+        num_pages, _, page_size, _ = pages[0][0].shape
+        at = jnp.maximum(positions, 0)
+        own_page = page_table[rows, at // page_size]
+        # An index past the pool is dropped by the scatter; -1 would wrap to the last page.
+        self._page = jnp.where(positions >= 0, own_page, num_pages)
+        self._slot = at % page_size
+
+    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        with jax.named_scope("kv_write"):
+            pages = tuple(
+                pool.at[self._page, :, self._slot].set(new.astype(pool.dtype), mode="drop")
+                for pool, new in zip(self.pages[layer], (k, v), strict=True)
+            )
+        self.pages[layer] = pages
+        scale = q.shape[-1] ** -0.5
+        if self._blocks is None:
+            return paged_attention(
+                q, *pages, self._page_table, self._positions, scale=scale, backend=self._backend
+            )
+        return ragged_paged_attention(
+            q,
+            *pages,
+            self._page_table,
+            self._positions,
+            self._rows,
+            self._blocks,
+            scale=scale,
+            backend=self._backend,
+        )

@@ -1,0 +1,92 @@
+"""The device half behind the engine's `Runner` protocol: batches in, sampled tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.stages import Compiled
+
+from jaxinfer.runtime.aot import Programs
+from jaxinfer.runtime.kv_cache import KVPages
+from jaxinfer.runtime.program_list import sample_name, step_name
+from jaxinfer.runtime.sampling import Sampled, SamplingArrays
+from jaxinfer.runtime.steps import DecodeArrays, Params, PrefillArrays
+from jaxinfer.scheduling.batch import Batch, SamplingBatch, StepResult
+from pallas_kernels.paged_attention import QueryBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class PendingStep:
+    """A step on its way: arrays that the device is still filling."""
+
+    sampled: Sampled
+    num_sampled: int
+
+
+class ModelRunner:
+    """Owns the parameters by version and the KV pool; calls finished executables only.
+
+    The pool is donated to every step and rebound to what the step returns.
+    """
+
+    def __init__(self, params: Mapping[str, Params], pages: KVPages, programs: Programs):
+        self._params = dict(params)
+        self._pages = pages
+        self._programs = programs
+
+    def dispatch(self, batch: Batch) -> PendingStep:
+        """Starts the step's programs and returns at once."""
+        params = self._params[batch.version]
+        program = self._programs[step_name(batch.kind, batch.bucket)]
+        self._pages, hidden = program(params, self._pages, _step_arrays(batch))
+        sampling = batch.sampling
+        sample = self._programs[sample_name(sampling.variant, len(sampling.temperature))]
+        sampled = sample(params, hidden, _sampling_arrays(sampling))
+        return PendingStep(sampled, batch.num_sampled)
+
+    def collect(self, pending: PendingStep) -> StepResult:
+        """Waits for the step and fetches what it sampled, in one transfer."""
+        n = pending.num_sampled
+        token_ids, logprobs, top_ids, top_logprobs = jax.device_get(pending.sampled)
+        has_top = top_ids.shape[1] > 0
+        return StepResult(
+            token_ids=token_ids[:n],
+            logprobs=logprobs[:n],
+            top_ids=top_ids[:n] if has_top else None,
+            top_logprobs=top_logprobs[:n] if has_top else None,
+        )
+
+    def score_chunk(
+        self, version: str, program: Compiled, arrays: PrefillArrays, targets: np.ndarray
+    ) -> np.ndarray:
+        """Runs one chunk of a known text: float32[T], log-probability of targets after each token."""
+        self._pages, logprobs = program(self._params[version], self._pages, arrays, targets)
+        return jax.device_get(logprobs)
+
+
+def _step_arrays(batch: Batch) -> DecodeArrays | PrefillArrays:
+    if batch.blocks is None:
+        return DecodeArrays(batch.token_ids, batch.positions, batch.page_table)
+    blocks = batch.blocks
+    return PrefillArrays(
+        batch.token_ids,
+        batch.positions,
+        batch.rows,
+        batch.page_table,
+        QueryBlocks(blocks.narrow, blocks.num_narrow, blocks.wide, blocks.num_wide),
+        batch.sample_at,
+    )
+
+
+def _sampling_arrays(sampling: SamplingBatch) -> SamplingArrays:
+    return SamplingArrays(
+        sampling.temperature,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.seeds,
+        sampling.positions,
+    )

@@ -1,0 +1,130 @@
+"""From logits to tokens, on the device, row by row.
+
+Order of the filters as in vLLM: temperature, min-p, top-k, top-p. Nothing is sorted: the k-th largest probability
+and the nucleus' smallest one are found by bisection over float bit patterns (non-negative floats order as integers
+do), 31 masked sums instead of a sort of the vocabulary. Tokens that tie with the last one kept are kept too.
+
+A draw is a function of (seed, position) alone: a row's token does not depend on its company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+MAX_TOP = 20  # likeliest tokens that variant `full` reports
+DRAW_BLOCK = 256  # vocabulary entries that are summed before a draw looks inside
+
+Variant = Literal["greedy", "plain", "full"]
+
+
+class SamplingArrays(NamedTuple):
+    """Per row; the device form of scheduling/batch.py's SamplingBatch."""
+
+    temperature: jax.Array  # float32[N]; 0: greedy
+    top_k: jax.Array  # int32[N]; 0: off
+    top_p: jax.Array  # float32[N]; 1: off
+    min_p: jax.Array  # float32[N]; 0: off
+    seeds: jax.Array  # uint32[N, 2]
+    positions: jax.Array  # int32[N]
+
+
+class Sampled(NamedTuple):
+    """What a step chose."""
+
+    token_ids: jax.Array  # int32[N]
+    logprobs: jax.Array  # float32[N]: of the chosen token, before temperature and filters
+    top_ids: jax.Array  # int32[N, MAX_TOP or 0], likeliest first; variant `full` only
+    top_logprobs: jax.Array  # float32[N, MAX_TOP or 0]
+
+
+def sample(logits: jax.Array, arrays: SamplingArrays, variant: Variant) -> Sampled:
+    """float32[N, V] -> one token per row. `greedy` ignores the arrays; `plain` only their filters."""
+    top = jnp.max(logits, axis=-1, keepdims=True)
+    log_total = jnp.log(jnp.sum(jnp.exp(logits - top), axis=-1, keepdims=True)) + top
+    token_ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    if variant != "greedy":
+        is_drawn = arrays.temperature > 0
+        temperature = jnp.where(is_drawn, arrays.temperature, 1.0)[:, None]
+        weights = jnp.exp((logits - top) / temperature)
+        if variant == "full":
+            weights = _filter(weights, arrays)
+        token_ids = jnp.where(is_drawn, _draw(weights, arrays), token_ids)
+    chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=-1)
+    logprobs = (chosen - log_total)[:, 0]
+    num_top = min(MAX_TOP, logits.shape[1]) if variant == "full" else 0
+    top_logits, top_ids = lax.top_k(logits, num_top)
+    return Sampled(token_ids, logprobs, top_ids.astype(jnp.int32), top_logits - log_total)
+
+
+def _filter(weights: jax.Array, arrays: SamplingArrays) -> jax.Array:
+    """float32[N, V], largest 1 -> the same with the tokens that a filter removes set to 0."""
+    weights = jnp.where(weights >= arrays.min_p[:, None], weights, 0.0)
+    vocab_size = weights.shape[1]
+    wanted = jnp.where(arrays.top_k > 0, jnp.minimum(arrays.top_k, vocab_size), vocab_size)
+
+    def holds_enough(threshold: jax.Array) -> jax.Array:
+        return jnp.sum(weights >= threshold[:, None], axis=-1, dtype=jnp.int32) >= wanted
+
+    kth = _largest_threshold(holds_enough, arrays.top_k > 0)
+    weights = jnp.where(weights >= kth[:, None], weights, 0.0)
+    needed = arrays.top_p * jnp.sum(weights, axis=-1)
+
+    def weighs_enough(threshold: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(weights >= threshold[:, None], weights, 0.0), axis=-1) >= needed
+
+    least = _largest_threshold(weighs_enough, arrays.top_p < 1)
+    return jnp.where(weights >= least[:, None], weights, 0.0)
+
+
+def _largest_threshold(
+    is_enough: Callable[[jax.Array], jax.Array], is_used: jax.Array
+) -> jax.Array:
+    """float32[N]: per row the largest t in [0, 1] with is_enough(t); 0 where not used.
+
+    is_enough is true at 0 and falls once. Bisects the 30 bits of the floats up to 1; no work if no row uses it.
+    """
+    one = lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32)
+    low = jnp.zeros(is_used.shape, jnp.int32)  # enough
+    high = jnp.full(is_used.shape, one + 1, jnp.int32)  # too much
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds
+        middle = low + (high - low) // 2
+        good = is_enough(lax.bitcast_convert_type(middle, jnp.float32))
+        return jnp.where(good, middle, low), jnp.where(good, high, middle)
+
+    low, _ = lax.fori_loop(0, jnp.where(is_used.any(), 31, 0), halve, (low, high))
+    return jnp.where(is_used, lax.bitcast_convert_type(low, jnp.float32), 0.0)
+
+
+def _draw(weights: jax.Array, arrays: SamplingArrays) -> jax.Array:
+    """float32[N, V] -> int32[N], each row by inverse distribution function, in two stages.
+
+    The first uniform picks a block of the vocabulary, the second a token inside it, so that a token far below
+    float32's resolution of the whole sum can still be drawn.
+    """
+    num_rows, vocab_size = weights.shape
+    weights = jnp.pad(weights, ((0, 0), (0, -vocab_size % DRAW_BLOCK)))
+    blocks = weights.reshape(num_rows, -1, DRAW_BLOCK)
+    uniforms = jax.vmap(_uniform_pair)(arrays.seeds, arrays.positions)
+    block = _pick(blocks.sum(axis=-1), uniforms[:, 0])
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    return block * DRAW_BLOCK + _pick(inside, uniforms[:, 1])
+
+
+def _uniform_pair(seed: jax.Array, position: jax.Array) -> jax.Array:
+    key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
+    return jax.random.uniform(key, (2,), jnp.float32)
+
+
+def _pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+    """Index of the first running sum above uniform * total: never one of weight 0."""
+    running = jnp.cumsum(weights, axis=-1)
+    total = running[:, -1]
+    target = jnp.minimum(uniform * total, jnp.nextafter(total, jnp.zeros_like(total)))
+    return jnp.sum(running <= target[:, None], axis=-1, dtype=jnp.int32)

@@ -1,0 +1,46 @@
+"""A checkpoint's tensors as the parameters of a decoder, on the device."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tqdm import tqdm
+
+from checkpoints.checkpoint import Checkpoint
+from checkpoints.load import load_params
+from jaxinfer.models.registry import Decoder
+
+log = logging.getLogger(__name__)
+
+IGNORED_TENSORS = ("*.rotary_emb.inv_freq",)  # recomputed from the configuration
+HEAD = "lm_head.weight"
+
+
+def load_weights(
+    checkpoint: Checkpoint, decoder: Decoder, *, show_progress: bool = False
+) -> dict[str, Any]:
+    """Parameters in the decoder's dtype, read one tensor at a time.
+
+    Raises: CheckpointError for a tensor that is missing, unused or of another shape.
+    """
+    source, ignored = checkpoint.source, list(IGNORED_TENSORS)
+    if decoder.config.tie_word_embeddings and HEAD in source.names():
+        log.warning("%s: %s is not used, the embedding is the head", checkpoint.path, HEAD)
+        ignored.append(HEAD)
+    total = sum(source.info(name).nbytes for name in source.names())
+    with tqdm(
+        total=total,
+        desc="loading weights",
+        unit="B",
+        unit_scale=True,
+        disable=None if show_progress else True,
+    ) as bar:
+        return load_params(
+            source,
+            decoder.weight_plan(),
+            dtype=decoder.dtype,
+            ignore=ignored,
+            progress=bar.update,
+            file=str(checkpoint.path),
+        )

@@ -1,0 +1,239 @@
+"""Attention of queries over KV pages, in the jnp reference form.
+
+One arithmetic for every caller: KV tiles of TILE_KV tokens at absolute positions, visited in order with an online
+softmax (FlashAttention-2, arXiv:2307.08691). A query's bits therefore depend on its own context alone, whether it
+is one row of a decode step or one of a block of queries in a prefill step (tests/pallas_kernels).
+
+Queries are taken in groups of blocks, and each group visits only as many tiles as its longest block needs: both
+trip counts are dynamic, so no shape depends on a context length.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.backend import Backend
+
+TILE_KV = 128  # tokens; a page size must divide it
+NARROW_GROUP = 8  # blocks of one query that are computed together
+WIDE_GROUP = 4  # blocks of several queries that are computed together
+MASKED = -1e30  # a finite stand-in for -inf: exp(MASKED - m) is exactly 0
+
+
+class QueryBlocks(NamedTuple):
+    """Which tokens of a packed token axis [T] attend together; T marks padding.
+
+    Real blocks stand first. Every token is in at most one block; a token in none gets output 0.
+    """
+
+    narrow: jax.Array  # int32[A], A a multiple of NARROW_GROUP: blocks of one query
+    num_narrow: jax.Array  # int32[]
+    wide: jax.Array  # int32[B, Q], B a multiple of WIDE_GROUP: queries of one row
+    num_wide: jax.Array  # int32[]
+
+
+def paged_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    page_table: jax.Array,
+    positions: jax.Array,
+    *,
+    scale: float,
+    backend: Backend = "reference",
+) -> jax.Array:
+    """One query per row over that row's pages: a decode step.
+
+    Args:
+        q: float[N, H, D], N a multiple of NARROW_GROUP; real rows stand first.
+        k_pages, v_pages: float[P, K, S, D]; S divides TILE_KV.
+        page_table: int32[N, M]; entries past the row's last page may be any valid page.
+        positions: int32[N]: the query's position; it attends to 0..position. -1 marks a padding row.
+        scale: multiplies q·k, usually D**-0.5.
+    Returns: float[N, H, D]; padding rows are 0. Sums are kept in float32.
+    Raises: ValueError naming the argument whose shape does not fit.
+    """
+    _check_backend(backend)
+    _check_pages(q, k_pages, v_pages)
+    if q.shape[0] % NARROW_GROUP or page_table.shape[0] != q.shape[0]:
+        raise ValueError(
+            f"q must have a multiple of {NARROW_GROUP} rows and page_table as many; "
+            f"got q {q.shape} and page_table {page_table.shape}"
+        )
+    out = _attend_blocks(
+        q[:, None],
+        positions[:, None],
+        page_table,
+        jnp.sum(positions >= 0, dtype=jnp.int32),
+        k_pages,
+        v_pages,
+        scale=scale,
+        group=NARROW_GROUP,
+    )
+    return out[:, 0]
+
+
+def ragged_paged_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    page_table: jax.Array,
+    positions: jax.Array,
+    rows: jax.Array,
+    blocks: QueryBlocks,
+    *,
+    scale: float,
+    backend: Backend = "reference",
+) -> jax.Array:
+    """Packed chunks of several sequences over their pages: a prefill step.
+
+    Args:
+        q: float[T, H, D].
+        k_pages, v_pages: float[P, K, S, D]; S divides TILE_KV.
+        page_table: int32[R, M].
+        positions: int32[T]; a token attends to 0..position of its row. -1 marks padding.
+        rows: int32[T]: each token's row of page_table.
+        blocks: which tokens attend together.
+        scale: multiplies q·k, usually D**-0.5.
+    Returns: float[T, H, D]; padding tokens are 0. Sums are kept in float32.
+    Raises: ValueError naming the argument whose shape does not fit.
+    """
+    _check_backend(backend)
+    _check_pages(q, k_pages, v_pages)
+    _check_blocks(blocks)
+    num_tokens, num_narrow = q.shape[0], blocks.narrow.shape[0]
+
+    def attend(tokens: jax.Array, count: jax.Array, group: int) -> jax.Array:
+        at = jnp.minimum(tokens, num_tokens - 1)
+        out = _attend_blocks(
+            q[at],
+            jnp.where(tokens < num_tokens, positions[at], -1),
+            page_table[rows[at[:, 0]]],
+            count,
+            k_pages,
+            v_pages,
+            scale=scale,
+            group=group,
+        )
+        return out.reshape(-1, *q.shape[1:])
+
+    with jax.named_scope("narrow"):
+        narrow = attend(blocks.narrow[:, None], blocks.num_narrow, NARROW_GROUP)
+    with jax.named_scope("wide"):
+        wide = attend(blocks.wide, blocks.num_wide, WIDE_GROUP)
+    zero = jnp.zeros((1, *q.shape[1:]), q.dtype)
+    source = jnp.full((num_tokens,), num_narrow + blocks.wide.size, jnp.int32)
+    source = source.at[blocks.narrow].set(
+        jnp.arange(num_narrow, dtype=jnp.int32), mode="drop", unique_indices=False
+    )
+    source = source.at[blocks.wide.reshape(-1)].set(
+        num_narrow + jnp.arange(blocks.wide.size, dtype=jnp.int32), mode="drop"
+    )
+    return jnp.concatenate([narrow, wide, zero])[source]
+
+
+def _attend_blocks(
+    q: jax.Array,
+    positions: jax.Array,
+    page_table: jax.Array,
+    num_blocks: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    *,
+    scale: float,
+    group: int,
+) -> jax.Array:
+    """Blocks [B, Q] of queries, a page table row each -> float[B, Q, H, D].
+
+    Q queries and the H/K heads that share a KV head are the rows of one small product per KV head.
+    """
+    num, width, num_heads, head_dim = q.shape
+    _, num_kv, page_size, _ = k_pages.shape
+    shared = num_heads // num_kv
+    pages_per_tile = TILE_KV // page_size
+    pad = -page_table.shape[1] % pages_per_tile
+    page_table = jnp.pad(page_table, ((0, 0), (0, pad)))
+    # [B, Q, K, shared, D] -> [B, K, Q * shared, D]
+    q_rows = (q.astype(jnp.float32) * scale).reshape(num, width, num_kv, shared, head_dim)
+    q_rows = q_rows.transpose(0, 2, 1, 3, 4).reshape(num, num_kv, width * shared, head_dim)
+    row_positions = jnp.repeat(positions, shared, axis=1)
+
+    def tile(pages: jax.Array, ids: jax.Array) -> jax.Array:
+        """[P, K, S, D] at int32[G, pages_per_tile] -> float32[G, K, TILE_KV, D]."""
+        got = pages.at[ids].get(mode="promise_in_bounds").astype(jnp.float32)
+        return got.transpose(0, 2, 1, 3, 4).reshape(group, num_kv, TILE_KV, head_dim)
+
+    def attend_group(g: jax.Array, out: jax.Array) -> jax.Array:
+        def of_group(x: jax.Array) -> jax.Array:
+            return lax.dynamic_slice_in_dim(x, g * group, group)
+
+        q_g, positions_g, table_g = of_group(q_rows), of_group(row_positions), of_group(page_table)
+        last = positions_g.max(axis=1)
+
+        def visit(t: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            top, total, acc = carry
+            ids = lax.dynamic_slice_in_dim(table_g, t * pages_per_tile, pages_per_tile, axis=1)
+            kv_positions = t * TILE_KV + jnp.arange(TILE_KV, dtype=jnp.int32)
+            k, v = tile(k_pages, ids), tile(v_pages, ids)
+            # A reused page may hold anything past this row's end: 0 * NaN would be NaN.
+            is_held = kv_positions[None, :] <= last[:, None]
+            v = jnp.where(is_held[:, None, :, None], v, 0.0)
+            scores = jnp.einsum("gkrd,gkud->gkru", q_g, k)
+            is_seen = kv_positions[None, None, :] <= positions_g[:, :, None]
+            scores = jnp.where(is_seen[:, None], scores, MASKED)
+            new_top = jnp.maximum(top, scores.max(axis=-1))
+            shrink = jnp.exp(top - new_top)
+            p = jnp.exp(scores - new_top[..., None])
+            total = total * shrink + p.sum(axis=-1)
+            acc = acc * shrink[..., None] + jnp.einsum("gkru,gkud->gkrd", p, v)
+            return new_top, total, acc
+
+        shape = q_g.shape[:3]
+        start = (
+            jnp.full(shape, MASKED, jnp.float32),
+            jnp.zeros(shape, jnp.float32),
+            jnp.zeros(q_g.shape, jnp.float32),
+        )
+        num_tiles = lax.div(last.max() + TILE_KV, TILE_KV)
+        _, total, acc = lax.fori_loop(0, num_tiles, visit, start)
+        is_real = (positions_g >= 0)[:, None, :, None]
+        result = jnp.where(is_real, acc / jnp.maximum(total, 1e-30)[..., None], 0.0)
+        return lax.dynamic_update_slice_in_dim(out, result, g * group, axis=0)
+
+    num_groups = lax.div(num_blocks + (group - 1), group)
+    out = lax.fori_loop(0, num_groups, attend_group, jnp.zeros_like(q_rows))
+    out = out.reshape(num, num_kv, width, shared, head_dim).transpose(0, 2, 1, 3, 4)
+    return out.reshape(q.shape).astype(q.dtype)
+
+
+def _check_backend(backend: str) -> None:
+    if backend != "reference":
+        raise ValueError(f"backend must be 'reference'; got {backend!r}")
+
+
+def _check_pages(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array) -> None:
+    if k_pages.ndim != 4 or k_pages.shape != v_pages.shape:
+        raise ValueError(
+            f"k_pages and v_pages must have one shape [P, K, S, D]; "
+            f"got {k_pages.shape} and {v_pages.shape}"
+        )
+    _, num_kv, page_size, head_dim = k_pages.shape
+    if q.ndim != 3 or q.shape[2] != head_dim or q.shape[1] % num_kv:
+        raise ValueError(
+            f"q must be [rows, H, {head_dim}] with H a multiple of {num_kv}; got {q.shape}"
+        )
+    if TILE_KV % page_size:
+        raise ValueError(f"k_pages' page size must divide {TILE_KV}; got {page_size}")
+
+
+def _check_blocks(blocks: QueryBlocks) -> None:
+    narrow, wide = blocks.narrow.shape[0], blocks.wide.shape[0]
+    if narrow % NARROW_GROUP or wide % WIDE_GROUP:
+        raise ValueError(
+            f"blocks must hold a multiple of {NARROW_GROUP} narrow and {WIDE_GROUP} wide ones; "
+            f"got {narrow} and {wide}"
+        )
