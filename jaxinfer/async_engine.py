@@ -109,12 +109,12 @@ class AsyncEngine:
         Raises: Unavailable while draining or when the engine has died.
         """
         self._check_open()
-        stream = RequestStream(
-            requests, on_close=self._abort, on_loss=self._abort_soon, observer=self._observer
-        )
         for request in requests:
             if request.request_id in self._streams:
                 raise ValueError(f"request id {request.request_id!r} is in use")
+        stream = RequestStream(
+            requests, on_close=self._abort, on_loss=self._abort_soon, observer=self._observer
+        )
         for request in requests:
             self._streams[request.request_id] = weakref.ref(stream)
             self._inbox.append(_Submit(request))
@@ -253,11 +253,11 @@ class AsyncEngine:
     def _step(self) -> None:
         step = self._engine.step()
         self._pool = self._engine.pool_stats()
-        if step.outputs:
-            self._call(self._deliver, step.outputs, self.clock())
         if self._observer is not None and step.stats is not None:
             self._observer.on_step(step.stats, self._pool)
         self._observe_ends(step.outputs)
+        if step.outputs:
+            self._call(self._deliver, step.outputs, self.clock())
 
     def _observe_ends(self, outputs: Sequence[RequestOutput]) -> None:
         if self._observer is None:

@@ -62,23 +62,35 @@ class RequestStream:
         Returns: () after `timeout_s` of silence, None at the end or when closed.
         Raises: the JaxInferError that ended the stream, after all outputs before it.
         """
-        if not self._has_news:
-            timer = None
-            self._changed.clear()
-            if timeout_s is not None:
-                loop = asyncio.get_running_loop()
-                timer = loop.call_later(timeout_s, self._changed.set)
-            try:
-                await self._changed.wait()
-            finally:
-                if timer is not None:
-                    timer.cancel()
+        if not self._has_news and not await self._wait_for_news(timeout_s):
+            return ()
         if self._unread and not self._is_closed:
             gains, self._unread = self._unread, {}
             return tuple(gain.output() for gain in gains.values())
         if self._error is not None:
             raise self._error
-        return None if self._is_closed or not self._choices_left else ()
+        return None
+
+    async def _wait_for_news(self, timeout_s: float | None) -> bool:
+        """Returns: whether there are any. A timer is cheaper than a task that waits with a limit."""
+        timer = None
+        is_over = False
+
+        def end() -> None:
+            nonlocal is_over
+            is_over = True
+            self._changed.set()
+
+        if timeout_s is not None:
+            timer = asyncio.get_running_loop().call_later(timeout_s, end)
+        try:
+            while not (self._has_news or is_over):
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return self._has_news
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
         try:

@@ -85,9 +85,7 @@ class CountingRunner:
         token_ids = np.array([self._next[i] for i in last], np.int32)
         top_ids = (token_ids[:, None] + np.arange(20, dtype=np.int32)) % len(self._next)
         top_logprobs = np.tile(-0.5 - np.arange(20, dtype=np.float32), (len(last), 1))
-        return StepResult(
-            token_ids, np.full(len(last), -0.5, np.float32), top_ids, top_logprobs
-        )
+        return StepResult(token_ids, np.full(len(last), -0.5, np.float32), top_ids, top_logprobs)
 
     @staticmethod
     def _rule(tokenizer: Tokenizer, token_id: int) -> int:

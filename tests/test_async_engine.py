@@ -1,0 +1,390 @@
+"""The engine thread: what goes in, what comes out, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from jaxinfer.async_engine import AsyncEngine
+from jaxinfer.config import SamplingParams
+from jaxinfer.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineFailure,
+    InvalidRequest,
+    Unavailable,
+)
+from jaxinfer.request_stream import RequestStream
+from jaxinfer.scheduling.request import FinishReason, Request
+from tests.fakes import FakeRunner, FakeTokenizer, greedy_continuation, make_engine
+
+PROMPT = (5, 7)
+
+
+class Facts:
+    """An observer that keeps everything."""
+
+    def __init__(self) -> None:
+        self.steps: list[Any] = []
+        self.ends: list[FinishReason] = []
+        self.first: list[float] = []
+        self.gaps: list[float] = []
+
+    def on_step(self, step, pool) -> None:
+        self.steps.append((step, pool))
+
+    def on_finish(self, stats, reason) -> None:
+        self.ends.append(reason)
+
+    def on_first_token(self, ttft_s: float) -> None:
+        self.first.append(ttft_s)
+
+    def on_gap(self, gap_s: float, num_tokens: int) -> None:
+        self.gaps.append(gap_s)
+
+
+def request(request_id: str = "r", *, prompt: tuple[int, ...] = PROMPT, **fields: Any) -> Request:
+    sampling = {"max_tokens": 5, "temperature": 0, "ignore_eos": True, **fields}
+    deadline_s = sampling.pop("deadline_s", None)
+    return Request(
+        request_id,
+        prompt,
+        SamplingParams(**sampling),
+        arrival_s=time.monotonic(),
+        deadline_s=deadline_s,
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(
+    on_step: Callable[[Any], None] | None = None, facts: Facts | None = None, **runner: Any
+) -> AsyncIterator[AsyncEngine]:
+    core = make_engine(
+        FakeRunner(on_step=on_step, **runner), tokenizer=FakeTokenizer(), clock=time.monotonic
+    )
+    engine = AsyncEngine(core, observer=facts)
+    engine.start()
+    try:
+        yield engine
+        assert engine.pool_stats.pages_used == 0 or not engine.is_alive
+    finally:
+        await engine.close()
+
+
+async def tokens_of(stream: RequestStream) -> list[int]:
+    return [token async for output in stream for token in output.token_ids]
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.002)
+
+
+def is_idle(engine: AsyncEngine) -> bool:
+    pool = engine.pool_stats
+    return not (engine.num_open or pool.num_running or pool.num_waiting or pool.pages_used)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(scenario(), 20)
+
+    asyncio.run(bounded())
+
+
+def test_a_request_yields_the_tokens_of_the_engine():
+    async def scenario() -> None:
+        async with running() as engine:
+            assert await tokens_of(engine.submit(request())) == greedy_continuation(PROMPT, 5)
+
+    run(scenario)
+
+
+def test_many_requests_at_once_each_get_their_own_tokens():
+    async def scenario() -> None:
+        async with running() as engine:
+            prompts = [(i, i + 1, i + 2) for i in range(40)]
+            streams = [
+                engine.submit(request(f"r{i}", prompt=p, max_tokens=3 + i % 7))
+                for i, p in enumerate(prompts)
+            ]
+            found = await asyncio.gather(*map(tokens_of, streams))
+            wanted = [greedy_continuation(p, 3 + i % 7) for i, p in enumerate(prompts)]
+            assert list(found) == wanted
+
+    run(scenario)
+
+
+def test_requests_submitted_together_come_over_one_stream():
+    async def scenario() -> None:
+        async with running() as engine:
+            stream = engine.submit(request("a", n=2), request("b", prompt=(9,)))
+            await stream.accepted()
+            found: dict[tuple[str, int], list[int]] = {}
+            async for output in stream:
+                found.setdefault((output.request_id, output.index), []).extend(output.token_ids)
+            assert sorted(found) == [("a", 0), ("a", 1), ("b", 0)]
+            assert found["b", 0] == greedy_continuation((9,), 5)
+
+    run(scenario)
+
+
+def test_a_refused_request_raises_from_accepted_and_from_read():
+    async def scenario() -> None:
+        async with running() as engine:
+            with pytest.raises(ContextLengthExceeded):
+                await engine.submit(request("long", prompt=(1,) * 300)).accepted()
+            with pytest.raises(InvalidRequest, match="prompt"):
+                await engine.submit(request("empty", prompt=())).read()
+            assert await tokens_of(engine.submit(request())) == greedy_continuation(PROMPT, 5)
+
+    run(scenario)
+
+
+def test_when_one_of_several_is_refused_the_others_are_aborted():
+    async def scenario() -> None:
+        facts = Facts()
+        async with running(facts=facts) as engine:
+            stream = engine.submit(request("good", max_tokens=200), request("bad", prompt=()))
+            with pytest.raises(InvalidRequest):
+                await stream.accepted()
+            await until(lambda: is_idle(engine) and len(facts.ends) == 1)
+            assert facts.ends == [FinishReason.ABORT]
+
+    run(scenario)
+
+
+def test_a_request_that_breaks_the_engines_submission_does_not_end_the_thread():
+    async def scenario() -> None:
+        async with running() as engine:
+            odd = Request("odd", PROMPT, SamplingParams(), arrival_s="yesterday")  # type: ignore[arg-type]
+            with pytest.raises(EngineFailure, match="submission failed"):
+                await engine.submit(odd).accepted()
+            assert engine.is_alive
+
+    run(scenario)
+
+
+def test_a_request_id_can_be_used_again_only_after_its_end():
+    async def scenario() -> None:
+        async with running() as engine:
+            stream = engine.submit(request("same"))
+            with pytest.raises(ValueError, match="in use"):
+                engine.submit(request("same"))
+            await tokens_of(stream)
+            assert await tokens_of(engine.submit(request("same")))
+
+    run(scenario)
+
+
+def test_closing_a_stream_frees_its_pages_within_a_step():
+    async def scenario() -> None:
+        facts = Facts()
+        async with running(lambda batch: time.sleep(0.005), facts) as engine:
+            stream = engine.submit(request(max_tokens=200))
+            await stream.read()
+            assert engine.pool_stats.pages_used > 0
+            num_steps = len(facts.steps)
+            stream.close()
+            await until(lambda: is_idle(engine))
+            assert len(facts.steps) <= num_steps + 2
+            assert facts.ends == [FinishReason.ABORT]
+
+    run(scenario)
+
+
+def test_abort_by_id_ends_the_stream():
+    async def scenario() -> None:
+        async with running(lambda batch: time.sleep(0.002)) as engine:
+            stream = engine.submit(request("r", max_tokens=200))
+            await stream.read()
+            engine.abort("unknown")
+            engine.abort("r")
+            assert await stream.read() is None
+            await until(lambda: is_idle(engine))
+
+    run(scenario)
+
+
+def test_a_request_aborted_while_it_waits_never_runs():
+    async def scenario() -> None:
+        gate = threading.Event()
+        async with running(lambda batch: gate.wait(5) and None) as engine:
+            running_one = engine.submit(request("first", max_tokens=2))
+            await running_one.accepted()
+            waiting = engine.submit(request("second", prompt=(50,), max_tokens=200))
+            waiting.close()
+            gate.set()
+            assert len(await tokens_of(running_one)) == 2
+            await until(lambda: is_idle(engine))
+
+    run(scenario)
+
+
+def test_a_forgotten_stream_aborts_its_request():
+    async def scenario() -> None:
+        facts = Facts()
+        async with running(lambda batch: time.sleep(0.002), facts) as engine:
+            stream = engine.submit(request(max_tokens=200))
+            await stream.read()
+            del stream
+            gc.collect()
+            await until(lambda: is_idle(engine))
+            assert facts.ends == [FinishReason.ABORT]
+
+    run(scenario)
+
+
+def test_a_hundred_normal_requests_abort_nothing():
+    async def scenario() -> None:
+        facts = Facts()
+        async with running(facts=facts) as engine:
+            for i in range(100):
+                await tokens_of(engine.submit(request(f"r{i}", max_tokens=2)))
+            assert facts.ends == [FinishReason.LENGTH] * 100
+
+    run(scenario)
+
+
+def test_a_passed_deadline_ends_a_choice_with_its_error():
+    async def scenario() -> None:
+        async with running(lambda batch: time.sleep(0.01)) as engine:
+            late = time.monotonic() + 0.05
+            stream = engine.submit(request(max_tokens=200, deadline_s=late))
+            outputs = [output async for output in stream]
+            assert outputs[-1].finish_reason is FinishReason.TIMEOUT
+            assert isinstance(outputs[-1].error, DeadlineExceeded)
+
+    run(scenario)
+
+
+def test_a_failed_step_ends_its_requests_and_the_engine_goes_on():
+    async def scenario() -> None:
+        async with running(fail_at=frozenset({1})) as engine:
+            outputs = [output async for output in engine.submit(request("r1"))]
+            assert outputs[-1].finish_reason is FinishReason.ERROR
+            assert isinstance(outputs[-1].error, EngineFailure)
+            assert await tokens_of(engine.submit(request("r2"))) == greedy_continuation(PROMPT, 5)
+
+    run(scenario)
+
+
+def test_when_the_thread_dies_streams_fail_and_later_submits_are_unavailable():
+    class Dying(BaseException):
+        pass
+
+    def die(batch: Any) -> None:
+        raise Dying("the device is gone")
+
+    async def scenario() -> None:
+        async with running(die) as engine:
+            stream = engine.submit(request())
+            with pytest.raises(EngineFailure, match="the device is gone"):
+                await tokens_of(stream)
+            await until(lambda: not engine.is_alive)
+            with pytest.raises(Unavailable):
+                engine.submit(request("next"))
+
+    run(scenario)
+
+
+def test_turns_go_on_while_idle_and_stop_while_a_step_hangs():
+    async def scenario() -> None:
+        gate = threading.Event()
+        async with running(lambda batch: gate.wait(5) and None) as engine:
+            await asyncio.sleep(1.3)
+            assert engine.seconds_since_turn < 1.2
+            stream = engine.submit(request(max_tokens=1))
+            await asyncio.sleep(0.2)
+            assert engine.seconds_since_turn > 0.1
+            gate.set()
+            await tokens_of(stream)
+            await until(lambda: engine.seconds_since_turn < 0.1)
+
+    run(scenario)
+
+
+def test_an_idle_engine_makes_no_steps():
+    async def scenario() -> None:
+        facts = Facts()
+        async with running(facts=facts) as engine:
+            await tokens_of(engine.submit(request(max_tokens=3)))
+            num_steps = len(facts.steps)
+            await asyncio.sleep(0.05)
+            assert len(facts.steps) == num_steps == 3
+
+    run(scenario)
+
+
+def test_draining_lets_open_requests_end_and_refuses_new_ones():
+    async def scenario() -> None:
+        async with running(lambda batch: time.sleep(0.002)) as engine:
+            reader = asyncio.ensure_future(tokens_of(engine.submit(request(max_tokens=50))))
+            await asyncio.sleep(0.01)
+            draining = asyncio.ensure_future(engine.drain(5.0))
+            await asyncio.sleep(0)
+            with pytest.raises(Unavailable):
+                engine.submit(request("late"))
+            assert await draining is True
+            assert len(await reader) == 50
+
+    run(scenario)
+
+
+def test_draining_aborts_what_is_left_after_the_timeout():
+    async def scenario() -> None:
+        async with running(lambda batch: time.sleep(0.01)) as engine:
+            reader = asyncio.ensure_future(tokens_of(engine.submit(request(max_tokens=200))))
+            await asyncio.sleep(0.02)
+            assert await engine.drain(0.05) is False
+            with pytest.raises(Unavailable):
+                await reader
+            await until(lambda: is_idle(engine))
+
+    run(scenario)
+
+
+def test_draining_an_idle_engine_returns_at_once():
+    async def scenario() -> None:
+        async with running() as engine:
+            assert await asyncio.wait_for(engine.drain(60.0), 1) is True
+
+    run(scenario)
+
+
+def test_closing_ends_the_thread_and_what_still_reads():
+    async def scenario() -> None:
+        async with running(lambda batch: time.sleep(0.005)) as engine:
+            reader = asyncio.ensure_future(tokens_of(engine.submit(request(max_tokens=200))))
+            await asyncio.sleep(0.02)
+            await engine.close()
+            with pytest.raises(Unavailable):
+                await reader
+            assert not engine.is_alive
+
+    run(scenario)
+
+
+def test_the_observer_hears_of_steps_first_tokens_gaps_and_ends():
+    async def scenario() -> None:
+        facts = Facts()
+        async with running(facts=facts) as engine:
+            await tokens_of(engine.submit(request(max_tokens=4)))
+            steps = [step for step, _ in facts.steps]
+            assert [s.kind for s in steps] == ["prefill", "decode", "decode", "decode"]
+            assert [s.num_tokens for s in steps] == [2, 1, 1, 1]
+            assert facts.ends == [FinishReason.LENGTH]
+            assert len(facts.first) == 1
+            assert len(facts.gaps) == 3
+            assert facts.first[0] >= 0
+
+    run(scenario)
