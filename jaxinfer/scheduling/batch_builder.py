@@ -1,22 +1,37 @@
 """Scheduled sequences -> the padded numpy arrays of one step.
 
-Host only: no JAX. Arrays are new in every step: a device may still read those of the step before.
+Host only: no JAX. No array is written again once a batch holds it: a device may still read it.
 """
 
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxinfer.scheduling.batch import AttentionBlocks, Batch, Int32, SamplingBatch
 from jaxinfer.scheduling.buckets import BLOCK_Q, Buckets
 from jaxinfer.scheduling.running_table import VARIANTS, RunningTable
 from jaxinfer.scheduling.sequence import Sequence
 
+Seats = npt.NDArray[np.intp]
 _by_context = attrgetter("num_computed_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class _Formation:
+    """What stays while the same sequences go on decoding: their order and how they sample."""
+
+    key: tuple[list[Sequence], int]  # as scheduled; RunningTable.num_sat
+    sequences: list[Sequence]  # in rising context length
+    seats: Seats
+    rows: Int32  # [bucket]
+    sample_at: Int32  # [max rows]
+    sampling: SamplingBatch  # but for its positions
 
 
 class BatchBuilder:
@@ -25,41 +40,57 @@ class BatchBuilder:
     def __init__(self, buckets: Buckets, table: RunningTable):
         self._buckets = buckets
         self._table = table
+        self._last: _Formation | None = None
 
     def decode(self, sequences: list[Sequence]) -> tuple[list[Sequence], Batch]:
         """One token each, all behind by one. Returns them in the batch's order: rising context."""
-        sequences = sorted(sequences, key=_by_context)
-        num_rows = len(sequences)
-        bucket = self._buckets.rows_for(num_rows)
-        seats = np.fromiter([s.seat for s in sequences], np.intp, num_rows)
-        at = np.fromiter([s.num_computed_tokens for s in sequences], np.int32, num_rows)
-        last_ids = np.fromiter([s.token_ids[-1] for s in sequences], np.int32, num_rows)
-        rows = np.zeros(bucket, np.int32)
-        rows[:num_rows] = np.arange(num_rows, dtype=np.int32)
+        key = (sequences, self._table.num_sat)
+        formation = self._last if self._last and self._last.key == key else self._form(key)
+        at = _num_computed(formation.sequences)
+        if (at[1:] < at[:-1]).any():
+            formation = self._form(key)
+            at = _num_computed(formation.sequences)
+        self._last, ordered = formation, formation.sequences
+        num_rows, bucket = len(ordered), len(formation.rows)
+        last_ids = np.fromiter([s.token_ids[-1] for s in ordered], np.int32, num_rows)
         batch = Batch(
             kind="decode",
             bucket=bucket,
-            version=sequences[0].version,
+            version=ordered[0].version,
             token_ids=_padded(last_ids, bucket, 0),
             positions=_padded(at, bucket, -1),
-            rows=rows,
-            page_table=self._page_table(seats, bucket, sequences),
+            rows=formation.rows,
+            page_table=self._page_table(formation.seats, bucket, ordered),
             blocks=None,
-            sample_at=_padded(rows[:num_rows], self._buckets.max_rows, 0),
-            sampling=self._sampling(seats, at + 1),
+            sample_at=formation.sample_at,
+            sampling=replace(formation.sampling, positions=_padded(at + 1, bucket, 0)),
             num_seqs=num_rows,
             num_tokens=num_rows,
             num_sampled=num_rows,
         )
-        return sequences, batch
+        return ordered, batch
+
+    def _form(self, key: tuple[list[Sequence], int]) -> _Formation:
+        sequences = sorted(key[0], key=_by_context)
+        num_rows = len(sequences)
+        seats = _seats(sequences)
+        places = np.arange(num_rows, dtype=np.int32)
+        return _Formation(
+            key=key,
+            sequences=sequences,
+            seats=seats,
+            rows=_padded(places, self._buckets.rows_for(num_rows), 0),
+            sample_at=_padded(places, self._buckets.max_rows, 0),
+            sampling=self._sampling(seats, places),
+        )
 
     def prefill(self, sequences: list[Sequence], num_new: list[int]) -> tuple[list[int], Batch]:
         """`num_new[i]` tokens of sequence i. Returns also the places of those that are sampled."""
         num_seqs = len(sequences)
         lengths = np.fromiter(num_new, np.int32, num_seqs)
-        starts = np.fromiter([s.num_computed_tokens for s in sequences], np.int32, num_seqs)
+        starts = _num_computed(sequences)
         totals = np.fromiter([s.num_tokens for s in sequences], np.int32, num_seqs)
-        seats = np.fromiter([s.seat for s in sequences], np.intp, num_seqs)
+        seats = _seats(sequences)
         ends = np.cumsum(lengths, dtype=np.int32)
         firsts = ends - lengths
         num_tokens = int(ends[-1])
@@ -84,7 +115,7 @@ class BatchBuilder:
         )
         return sampled.tolist(), batch
 
-    def _page_table(self, seats: Any, num_rows: int, sequences: list[Sequence]) -> Int32:
+    def _page_table(self, seats: Seats, num_rows: int, sequences: list[Sequence]) -> Int32:
         """[num_rows, M]; copies only as many columns as the longest page table has."""
         table = np.zeros((num_rows, self._buckets.max_pages_per_seq), np.int32)
         width = max([len(s.page_table) for s in sequences])
@@ -105,7 +136,7 @@ class BatchBuilder:
             num_wide=np.array(len(wide), np.int32),
         )
 
-    def _sampling(self, seats: Any, positions: Int32) -> SamplingBatch:
+    def _sampling(self, seats: Seats, positions: Int32) -> SamplingBatch:
         """How the sequences in these seats draw their tokens at `positions`."""
         table, num_rows = self._table, len(seats)
         bucket = self._buckets.rows_for(max(1, num_rows))
@@ -121,6 +152,14 @@ class BatchBuilder:
             seeds=seeds,
             positions=_padded(positions, bucket, 0),
         )
+
+
+def _num_computed(sequences: list[Sequence]) -> Int32:
+    return np.fromiter([s.num_computed_tokens for s in sequences], np.int32, len(sequences))
+
+
+def _seats(sequences: list[Sequence]) -> Seats:
+    return np.fromiter([s.seat for s in sequences], np.intp, len(sequences))
 
 
 def _padded(values: Any, length: int, fill: int) -> Any:

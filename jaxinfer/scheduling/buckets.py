@@ -51,6 +51,10 @@ class Buckets:
         """The smallest token bucket that holds `num_tokens`."""
         return self.tokens[bisect.bisect_left(self.tokens, num_tokens)]
 
+    def block_q(self, tokens: int) -> int:
+        """Queries of a wide attention block in a prefill step of this bucket."""
+        return BLOCK_Q
+
     def wide_blocks(self, tokens: int) -> int:
         """Wide attention blocks that a prefill step of this bucket may need.
 

@@ -38,11 +38,13 @@ class RunningTable:
         self.min_p = np.zeros(num_seats, np.float32)
         self.seeds = np.zeros((num_seats, 2), np.uint32)
         self.variant = np.zeros(num_seats, np.int32)
+        self.num_sat = 0  # since start; a seat is somebody else's only after it has grown
         self._free = list(range(num_seats - 1, -1, -1))
 
     def sit(self, sequence: Sequence) -> None:
         """Gives the sequence a seat and copies its page table and how it samples."""
         seat = self._free.pop()
+        self.num_sat += 1
         sequence.seat = seat
         self.page_table[seat, : len(sequence.page_table)] = sequence.page_table
         sampling = sequence.request.sampling

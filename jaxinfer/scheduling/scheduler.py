@@ -96,7 +96,7 @@ class Scheduler:
         """The next step, with pages for all that it computes; None if there is no work."""
         draft = StepDraft(self._max_tokens)
         self._schedule_running(draft)
-        if len(self._waiting):
+        if len(self._waiting) and len(self._running) < self._num_seats:
             self._start_waiting(draft, now)
         sequences, num_new = draft.sequences, draft.num_new
         if not sequences:

@@ -1,0 +1,82 @@
+"""Tests of a sequence's counters and of the seeds of choices."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.sequence import Sequence, choice_seed
+
+
+def sequence(token_ids: tuple[int, ...] = (1, 2, 3), **changes: object) -> Sequence:
+    return Sequence(Request("r", token_ids), **{"index": 0, "seed": 7, "version": "v1"} | changes)
+
+
+def test_a_new_sequence_is_behind_by_its_whole_prompt():
+    new = sequence()
+    assert (new.num_tokens, new.num_prompt_tokens, new.num_behind) == (3, 3, 3)
+    assert (new.num_output_tokens, new.num_computed_tokens, new.page_table) == (0, 0, [])
+
+
+def test_an_appended_token_is_output_and_behind():
+    grown = sequence()
+    grown.num_computed_tokens = 3
+    grown.token_ids.append(9)
+    assert (grown.num_output_tokens, grown.num_behind, grown.num_prompt_tokens) == (1, 1, 3)
+
+
+def test_page_tokens_are_the_int32_bytes_of_one_page():
+    assert sequence((1, 2, 3, 4)).page_tokens(1, 2) == b"\3\0\0\0\4\0\0\0"
+
+
+def test_forgotten_pages_leave_nothing_computed_and_all_tokens():
+    running = sequence()
+    running.page_table, running.num_computed_tokens, running.num_indexed_pages = [4, 2], 3, 1
+    running.is_indexable = False
+    assert running.forget_pages() == [4, 2]
+    assert (running.page_table, running.num_computed_tokens, running.num_indexed_pages) == (
+        [],
+        0,
+        0,
+    )
+    assert running.is_indexable
+    assert running.token_ids.tolist() == [1, 2, 3]
+
+
+def test_stats_hold_what_the_sequence_counted():
+    ended = sequence()
+    ended.token_ids.append(4)
+    ended.num_cached_tokens, ended.num_preemptions, ended.first_token_s = 2, 1, 5.0
+    stats = ended.stats(8.0)
+    assert (stats.num_prompt_tokens, stats.num_output_tokens, stats.num_cached_tokens) == (3, 1, 2)
+    assert (stats.num_preemptions, stats.first_scheduled_s, stats.ttft_s) == (1, None, 5.0)
+    assert stats.e2e_s == 8.0
+
+
+def test_choices_of_one_seed_differ_and_repeat():
+    seeds = [choice_seed(42, index) for index in range(16)]
+    assert len(set(seeds)) == 16
+    assert seeds == [choice_seed(42, index) for index in range(16)]
+
+
+@pytest.mark.parametrize("seed", [-(2**63), -1, 0, 2**63 - 1, 2**64 - 1])
+def test_a_choice_seed_is_64_unsigned_bits(seed):
+    assert 0 <= choice_seed(seed, 3) < 2**64
+
+
+def test_near_seeds_give_far_seeds():
+    flipped = [choice_seed(seed, 0) ^ choice_seed(seed + 1, 0) for seed in range(200)]
+    assert all(16 <= bits.bit_count() <= 48 for bits in flipped)
+
+
+def test_a_negative_seed_is_not_its_absolute_value():
+    assert choice_seed(-5, 0) != choice_seed(5, 0)
+
+
+def test_the_first_choice_does_not_depend_on_how_many_there_are():
+    assert sequence(seed=9).seed == sequence(seed=9, index=0).seed != sequence(seed=9, index=1).seed
+
+
+def test_the_salt_holds_the_version_and_the_salt_of_the_request():
+    salted = Sequence(Request("r", (1,), cache_salt="s"), index=0, seed=0, version="v2")
+    assert salted.salt == ("v2", "s")
