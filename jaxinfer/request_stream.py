@@ -72,7 +72,7 @@ class RequestStream:
         return None
 
     async def _wait_for_news(self, timeout_s: float | None) -> bool:
-        """Returns: whether there are any. A timer is cheaper than a task that waits with a limit."""
+        """Returns: whether there are any. A timer is cheaper than a task that waits."""
         timer = None
         is_over = False
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
 
+from jaxinfer.chat_template import RESERVED_NAMES
 from jaxinfer.config import SamplingParams
 from jaxinfer.errors import DeadlineExceeded, EngineFailure, InvalidRequest, JaxInferError
 from jaxinfer.scheduling.request import FinishReason, Request
@@ -243,11 +244,18 @@ def encode_chat(served: ServedModel, fields: ChatRequest) -> list[int]:
             "continue_final_message and add_generation_prompt exclude each other",
             param="continue_final_message",
         )
+    kwargs = fields.chat_template_kwargs or {}
+    reserved = sorted(kwargs.keys() & (RESERVED_NAMES | {"self"}))
+    if reserved:
+        raise InvalidRequest(
+            f"chat_template_kwargs may not hold {', '.join(reserved)}",
+            param="chat_template_kwargs",
+        )
     return served.tokenizer.encode_chat(
         fields.messages,
         add_generation_prompt=not continues if begins is None else begins,
         continue_final_message=continues,
-        **(fields.chat_template_kwargs or {}),
+        **kwargs,
     )
 
 

@@ -62,7 +62,7 @@ def letter_tokenizer() -> Tokenizer:
 
 
 class CountingRunner:
-    """A `Runner`. `step_s` slows it down; `fail_with` makes the next steps fail; `gate` holds them."""
+    """A `Runner`. `step_s` slows it, `fail_with` makes steps fail, `gate` holds them."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.step_s = 0.0
