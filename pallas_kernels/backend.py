@@ -1,7 +1,7 @@
 """Which form of a kernel runs.
 
-Imports nothing of ours. Today every operation has its jnp reference form only; the Pallas forms take their place
-behind the same public functions and the same `backend=` argument.
+Imports nothing of ours. Today every operation has its jnp reference form only; the Pallas forms
+take their place behind the same public functions and the same `backend=` argument.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Attention of queries over KV pages, in the jnp reference form.
 
-One arithmetic for every caller: KV tiles of TILE_KV tokens at absolute positions, visited in order with an online
-softmax (FlashAttention-2, arXiv:2307.08691). A query's bits therefore depend on its own context alone, whether it
-is one row of a decode step or one of a block of queries in a prefill step (tests/pallas_kernels).
+One arithmetic for every caller: KV tiles of TILE_KV tokens at absolute positions, visited in order
+with an online softmax (FlashAttention-2, arXiv:2307.08691). A query's bits therefore depend on its
+own context alone, whether it is one row of a decode step or one of a block of queries in a prefill
+step (tests/pallas_kernels).
 
-Queries are taken in groups of blocks, and each group visits only as many tiles as its longest block needs: both
-trip counts are dynamic, so no shape depends on a context length.
+Queries are taken in groups of blocks, and each group visits only as many tiles as its longest block
+needs: both trip counts are dynamic, so no shape depends on a context length.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def paged_attention(
         q: float[N, H, D], N a multiple of NARROW_GROUP; real rows stand first.
         k_pages, v_pages: float[P, K, S, D]; S divides TILE_KV.
         page_table: int32[N, M]; entries past the row's last page may be any valid page.
-        positions: int32[N]: the query's position; it attends to 0..position. -1 marks a padding row.
+        positions: int32[N]: the query's position; it attends to 0..position. -1 marks a padding
+            row.
         scale: multiplies q·k, usually D**-0.5.
     Returns: float[N, H, D]; padding rows are 0. Sums are kept in float32.
     Raises: ValueError naming the argument whose shape does not fit.

@@ -1,4 +1,4 @@
-"""How a decoder meets its KV cache: one protocol, so that models do not know where keys and values live."""
+"""How a decoder meets its KV cache: one protocol, whoever keeps the keys and values."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ class KVCache(Protocol):
     """
 
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """Stores k, v float[T, K, D] and attends q float[T, H, D] to all it may see: float[T, H, D]."""
+        """Stores k, v float[T, K, D] and attends q float[T, H, D] to what it may see.
+
+        Returns: float[T, H, D].
+        """
         ...
 
 
 class DenseKV:
     """One sequence's keys and values as plain growing arrays, for tests and research.
 
-    Call the model with the next tokens of the same sequence, in order; plain softmax over all of it, in float32.
+    Call the model with the next tokens of the same sequence, in order; plain softmax over all of
+    it, in float32.
     """
 
     def __init__(self, config: ModelConfig):

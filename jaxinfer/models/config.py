@@ -51,7 +51,10 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        """Reads config.json's keys. Raises ConfigError naming the key that is absent or unsupported."""
+        """Reads config.json's keys.
+
+        Raises: ConfigError naming the key that is absent or not supported.
+        """
         reader = _HfKeys(hf)
         heads = reader.positive("num_attention_heads")
         hidden = reader.positive("hidden_size")

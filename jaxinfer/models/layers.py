@@ -1,7 +1,8 @@
 """The parts that decoders are made of, as Flax modules.
 
-Weights keep Hugging Face's names and [out, in] layout: a mapped file goes to the device without a transpose, and a
-row of a product does not depend on how many other rows there are (ARCHITECTURE, exactness).
+Weights keep Hugging Face's names and [out, in] layout: a mapped file goes to the device without a
+transpose, and a row of a product does not depend on how many other rows there are (ARCHITECTURE,
+exactness).
 """
 
 from __future__ import annotations

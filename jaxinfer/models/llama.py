@@ -1,7 +1,7 @@
 """The Llama family: pre-norm decoder with grouped-query attention, RoPE, RMSNorm and SwiGLU.
 
-Also Mistral (without sliding window) and Qwen2 (bias on q, k, v). Attribute names are those of the Hugging Face
-checkpoint, so the parameter tree is the weight plan (jaxinfer/models/registry.py).
+Also Mistral (without sliding window) and Qwen2 (bias on q, k, v). Attribute names are those of the
+Hugging Face checkpoint, so the parameter tree is the weight plan (jaxinfer/models/registry.py).
 """
 
 from __future__ import annotations

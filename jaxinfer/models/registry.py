@@ -38,8 +38,8 @@ class Decoder:
     def weight_plan(self) -> list[WeightSpec]:
         """Which tensor of a Hugging Face checkpoint fills each parameter.
 
-        Attribute names mirror the checkpoint, so the tree is the plan: layers/3/mlp/up_proj/weight is
-        `model.layers.3.mlp.up_proj.weight`; only the head stands outside `model.`.
+        Attribute names mirror the checkpoint, so the tree is the plan: layers/3/mlp/up_proj/weight
+        is `model.layers.3.mlp.up_proj.weight`; only the head stands outside `model.`.
         """
         leaves = jax.tree_util.tree_leaves_with_path(self.param_shapes)
         return [_spec(tuple(key.key for key in path), leaf.shape) for path, leaf in leaves]

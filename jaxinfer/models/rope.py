@@ -1,7 +1,7 @@
-"""Rotary position embedding (arXiv:2104.09864), in the half-split form that Hugging Face checkpoints use.
+"""Rotary position embedding (arXiv:2104.09864), in the half-split form of Hugging Face.
 
-Frequencies are float64 on the host, once; the tables of a step are computed from its positions, so that prefill and
-decode cannot use different ones.
+Frequencies are float64 on the host, once; the tables of a step are computed from its positions, so
+that prefill and decode cannot use different ones.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def rope_tables(
 
 
 def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates the pairs (i, i + D/2) of float[T, heads, D]; computed in float32, returned in x's dtype."""
+    """Rotates the pairs (i, i + D/2) of float[T, heads, D], in float32; returns x's dtype."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(x.dtype)

@@ -43,10 +43,11 @@ class MemoryPlan:
 def plan_memory(config: EngineConfig, decoder: Decoder) -> MemoryPlan:
     """Sizes the pool.
 
-    `kv_cache_bytes` if given; else 1 GiB on a CPU, and on a GPU what `memory_utilization` leaves beside the weights
-    and 2 GiB for programs. Never more than max_num_seqs full contexts can use.
+    `kv_cache_bytes` if given; else 1 GiB on a CPU, and on a GPU what `memory_utilization` leaves
+    beside the weights and 2 GiB for programs. Never more than max_num_seqs full contexts can use.
 
-    Raises: ConfigError if max_model_len is over the model's limit, or the pool cannot hold one such sequence.
+    Raises: ConfigError if max_model_len is over the model's limit, or the pool cannot hold one such
+        sequence.
     """
     model, cache = decoder.config, config.cache
     wanted = config.scheduler.max_model_len

@@ -1,8 +1,9 @@
 """Compiled programs on disk, so that a second start traces and compiles nothing.
 
-One folder per key; the key hashes everything that a program depends on, so nothing in it is ever stale. A file
-is a digest and a pickle of what `jax.experimental.serialize_executable` gives. What cannot be read is reported and
-compiled again. JAX's own persistent cache would still trace and lower every program at each start.
+One folder per key; the key hashes everything that a program depends on, so nothing in it is ever
+stale. A file is a digest and a pickle of what `jax.experimental.serialize_executable` gives. What
+cannot be read is reported and compiled again. JAX's own persistent cache would still trace and
+lower every program at each start.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _source_digest() -> str:
 
 
 class ProgramCache:
-    """The folder of one key. Never fails: a cache that cannot be read or written only costs time."""
+    """The folder of one key. Never fails: a cache that cannot be used only costs time."""
 
     def __init__(self, root: Path, key: str):
         self._folder = root / key

@@ -62,7 +62,10 @@ class ModelRunner:
     def score_chunk(
         self, version: str, program: Compiled, arrays: PrefillArrays, targets: np.ndarray
     ) -> np.ndarray:
-        """Runs one chunk of a known text: float32[T], log-probability of targets after each token."""
+        """Runs one chunk of a known text.
+
+        Returns: float32[T], the log-probability of targets int32[T] after each token.
+        """
         self._pages, logprobs = program(self._params[version], self._pages, arrays, targets)
         return jax.device_get(logprobs)
 

@@ -1,8 +1,9 @@
 """From logits to tokens, on the device, row by row.
 
-Order of the filters as in vLLM: temperature, min-p, top-k, top-p. Nothing is sorted: the k-th largest probability
-and the nucleus' smallest one are found by bisection over float bit patterns (non-negative floats order as integers
-do), 31 masked sums instead of a sort of the vocabulary. Tokens that tie with the last one kept are kept too.
+Order of the filters as in vLLM: temperature, min-p, top-k, top-p. Nothing is sorted: the k-th
+largest probability and the nucleus' smallest one are found by bisection over float bit patterns
+(non-negative floats order as integers do), 31 masked sums instead of a sort of the vocabulary.
+Tokens that tie with the last one kept are kept too.
 
 A draw is a function of (seed, position) alone: a row's token does not depend on its company.
 """
@@ -43,7 +44,10 @@ class Sampled(NamedTuple):
 
 
 def sample(logits: jax.Array, arrays: SamplingArrays, variant: Variant) -> Sampled:
-    """float32[N, V] -> one token per row. `greedy` ignores the arrays; `plain` only their filters."""
+    """float32[N, V] -> one token per row.
+
+    Variant `greedy` ignores the arrays, `plain` their filters.
+    """
     top = jnp.max(logits, axis=-1, keepdims=True)
     log_total = jnp.log(jnp.sum(jnp.exp(logits - top), axis=-1, keepdims=True)) + top
     token_ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -86,7 +90,8 @@ def _largest_threshold(
 ) -> jax.Array:
     """float32[N]: per row the largest t in [0, 1] with is_enough(t); 0 where not used.
 
-    is_enough is true at 0 and falls once. Bisects the 30 bits of the floats up to 1; no work if no row uses it.
+    is_enough is true at 0 and falls once. Bisects the 30 bits of the floats up to 1; no work if no
+    row uses it.
     """
     one = lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32)
     low = jnp.zeros(is_used.shape, jnp.int32)  # enough
@@ -105,8 +110,8 @@ def _largest_threshold(
 def _draw(weights: jax.Array, arrays: SamplingArrays) -> jax.Array:
     """float32[N, V] -> int32[N], each row by inverse distribution function, in two stages.
 
-    The first uniform picks a block of the vocabulary, the second a token inside it, so that a token far below
-    float32's resolution of the whole sum can still be drawn.
+    The first uniform picks a block of the vocabulary, the second a token inside it, so that a token
+    far below float32's resolution of the whole sum can still be drawn.
     """
     num_rows, vocab_size = weights.shape
     weights = jnp.pad(weights, ((0, 0), (0, -vocab_size % DRAW_BLOCK)))

@@ -42,8 +42,8 @@ class Scorer:
     def score(self, token_ids: Sequence[int]) -> np.ndarray:
         """float32[len - 1]: log-probability of each token but the first, given those before it.
 
-        Raises: InvalidRequest for fewer than 2 tokens, ContextLengthExceeded for too many, Overloaded
-            while running sequences hold the pages that it needs.
+        Raises: InvalidRequest for fewer than 2 tokens, ContextLengthExceeded for too many,
+            Overloaded while running sequences hold the pages that it needs.
         """
         ids = np.asarray(token_ids, np.int32)
         if len(ids) < 2:

@@ -1,8 +1,9 @@
 """The jitted programs, and nothing else jitted.
 
-prefill_step and decode_step run the layers and leave hidden states; sample_step applies the head and draws. They are
-separate programs so that their shapes add up instead of multiplying: (token buckets + row buckets) of the layers,
-plus (row buckets x sampler variants) of the head, which takes as many rows as are really sampled.
+prefill_step and decode_step run the layers and leave hidden states; sample_step applies the head
+and draws. They are separate programs so that their shapes add up instead of multiplying: (token
+buckets + row buckets) of the layers, plus (row buckets x sampler variants) of the head, which takes
+as many rows as are really sampled.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class PrefillArrays(NamedTuple):
 
 
 class Steps:
-    """The programs of one decoder, as functions to be lowered for each bucket (jaxinfer/runtime/aot.py).
+    """The programs of one decoder, to be lowered for each bucket (jaxinfer/runtime/aot.py).
 
     Hidden states are always float[R, E], R the largest row bucket, whatever step they come from.
     """
@@ -86,7 +87,10 @@ class Steps:
     def _score(
         self, params: Params, pages: KVPages, batch: PrefillArrays, targets: jax.Array
     ) -> tuple[KVPages, jax.Array]:
-        """A prefill step that returns float32[T], the log-probability of targets int32[T] after each token."""
+        """A prefill step that scores a known text.
+
+        Returns: float32[T], the log-probability of targets int32[T] after each token.
+        """
         hidden, pages = self._forward(params, pages, batch)
         logits = self._decoder.bind(params).logits(hidden)
         chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
