@@ -75,11 +75,14 @@ class Choice:
     def end(
         self, reason: FinishReason, now: float, error: JaxInferError | None = None
     ) -> RequestOutput:
-        """The last output of a choice that ends without a new token; it releases held text."""
+        """The last output of a choice that ends without a new token.
+
+        Text that was held back is released, except after an error.
+        """
         return RequestOutput(
             request_id=self.sequence.request.request_id,
             index=self.sequence.index,
-            text=self._finish_text(()),
+            text="" if reason is FinishReason.ERROR else self._finish_text(()),
             token_ids=(),
             logprobs=(),
             finish_reason=reason,

@@ -148,13 +148,23 @@ class Engine:
             if broken and sequence in broken:
                 error = EngineFailure("the logits were not numbers; the weights may be damaged")
                 outputs += self._fail([sequence], error)
-                continue
-            output = self._choices[sequence].take(_logprobs(sequence, result, row), now)
-            if output.finish_reason is not None:
-                self._scheduler.finish(sequence)
-                self._forget(sequence)
-            outputs.append(output)
+            else:
+                outputs += self._read(sequence, _logprobs(sequence, result, row), now)
         return tuple(outputs)
+
+    def _read(
+        self, sequence: Sequence, logprobs: tuple[TokenLogprob, ...], now: float
+    ) -> tuple[RequestOutput, ...]:
+        """The output that a sequence's newest token makes; ends the sequence if it is the last."""
+        try:
+            output = self._choices[sequence].take(logprobs, now)
+        except Exception as error:  # of the tokenizer: a fault of this text, not of the others
+            _log.exception("token %d could not be read", sequence.token_ids[-1])
+            return self._fail([sequence], _failure(error))
+        if output.finish_reason is not None:
+            self._scheduler.finish(sequence)
+            self._forget(sequence)
+        return (output,)
 
     def _expire(self, now: float) -> tuple[RequestOutput, ...]:
         return tuple(

@@ -103,6 +103,6 @@ class PagePoolMachine(RuleBasedStateMachine):
 
 
 PagePoolMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=200, stateful_step_count=40, deadline=None, derandomize=True
 )
 TestPagePool = PagePoolMachine.TestCase

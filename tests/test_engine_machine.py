@@ -1,0 +1,185 @@
+"""The engine under any order of submissions, steps, aborts and failures, in too small a pool.
+
+Whatever survives says what it says alone, with the cache off; when all is done no page is in use.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from jaxinfer.config import SamplingParams
+from jaxinfer.errors import EngineFailure
+from jaxinfer.scheduling.page_pool import page_digest
+from jaxinfer.scheduling.request import FinishReason, Request
+from tests.fakes import Answers, FakeClock, FakeRunner, FakeTokenizer, make_engine, run_all
+
+SIZE = 4
+DIGESTS = {"real": page_digest, "constant": lambda parent, tokens: b"same"}
+GOOD_ENDS = {FinishReason.STOP, FinishReason.LENGTH}
+SAMPLING = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.8]),
+        "top_k": st.sampled_from([0, 5]),
+        "seed": st.integers(0, 2),
+        "n": st.sampled_from([1, 1, 1, 3]),
+        "max_tokens": st.sampled_from([1, 3, 12, 12, 30]),
+        "logprobs": st.sampled_from([None, None, 2]),
+        "min_tokens": st.sampled_from([0, 1]),
+        "stop": st.sampled_from([(), ("ab",), ("b",)]),
+    }
+)
+PROMPT = st.builds(
+    lambda start, length, last: (*range(start, start + length), last),
+    st.sampled_from([0, 0, 50]),
+    st.sampled_from([0, 3, 4, 9, 17]),
+    st.integers(0, 2),
+)
+
+
+@functools.cache
+def solo(prompt: tuple[int, ...], sampling: SamplingParams) -> Answers:
+    """The answers of a request alone, in a pool with room, nothing cached."""
+    engine = make_engine(
+        FakeRunner(num_pages=128, page_size=SIZE),
+        tokenizer=FakeTokenizer(),
+        max_num_batched_tokens=128,
+        enable_prefix_caching=False,
+    )
+    return run_all(engine, [Request("solo", prompt, sampling)])
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(
+        num_pages=st.integers(14, 24),
+        max_num_seqs=st.integers(1, 6),
+        budget=st.sampled_from([16, 20, 64]),
+        enable_prefix_caching=st.booleans(),
+        digest=st.sampled_from(sorted(DIGESTS)),
+    )
+    def make(self, num_pages: int, budget: int, digest: str, **config: Any) -> None:
+        self.runner = FakeRunner(num_pages, SIZE)
+        self.clock = FakeClock()
+        self.engine = make_engine(
+            self.runner,
+            tokenizer=FakeTokenizer(),
+            max_num_batched_tokens=budget,
+            max_model_len=64,
+            clock=self.clock,
+            digest=DIGESTS[digest],
+            **config,
+        )
+        self.requests: dict[str, Request] = {}
+        self.answers = Answers()
+        self.aborted: set[str] = set()
+
+    @rule(
+        prompt=PROMPT,
+        sampling=SAMPLING,
+        priority=st.integers(0, 1),
+        patience_s=st.sampled_from([None, None, None, 25.0]),
+    )
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        sampling: dict[str, Any],
+        priority: int,
+        patience_s: float | None,
+    ) -> None:
+        name = str(len(self.requests))
+        request = Request(
+            name,
+            prompt,
+            SamplingParams(**sampling),
+            arrival_s=self.clock.now,
+            priority=priority,
+            deadline_s=None if patience_s is None else self.clock.now + patience_s,
+        )
+        self.engine.submit(request)
+        self.requests[name] = request
+
+    @rule(num_steps=st.integers(1, 6))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.clock.now += 1.0
+            had_work = self.engine.has_work()
+            step = self.engine.step()
+            self.answers.add(step.outputs)
+            if had_work:
+                assert step.outputs or (step.stats and step.stats.num_tokens)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.requests)))
+        self.aborted.add(name)
+        self.answers.add(self.engine.abort(name))
+
+    @rule()
+    def fail_the_next_step(self) -> None:
+        self.runner.fail_at |= {len(self.runner.batches)}
+
+    @invariant()
+    def pages_and_queues_agree(self) -> None:
+        self.engine._scheduler.check_integrity()
+        stats = self.engine.pool_stats()
+        total = stats.pages_used + stats.pages_cached + stats.pages_free
+        assert total == stats.pages_total == self.runner.num_pages
+
+    @invariant()
+    def the_runner_found_no_fault(self) -> None:
+        assert self.runner.faults == []
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.runner.fail_at = frozenset()
+        for _ in range(4000):
+            if not self.engine.has_work():
+                break
+            self.answers.add(self.engine.step().outputs)
+        assert not self.engine.has_work()
+        assert self.engine.pool_stats().pages_used == 0
+        for name, request in self.requests.items():
+            for index in range(request.sampling.n):
+                self.check(request, index, name in self.aborted)
+
+    def check(self, request: Request, index: int, was_aborted: bool) -> None:
+        """A whole answer is that of the solo run, a broken off one its beginning."""
+        answer = self.answers[request.request_id, index]
+        alone = solo(request.token_ids, request.sampling)["solo", index]
+        if answer.finish_reason in GOOD_ENDS:
+            assert answer.token_ids == alone.token_ids
+            assert answer.logprobs == alone.logprobs
+            assert (answer.text, answer.stop) == (alone.text, alone.stop)
+            assert answer.finish_reason is alone.finish_reason
+            return
+        assert answer.token_ids == alone.token_ids[: len(answer.token_ids)]
+        assert answer.finish_reason is not FinishReason.ABORT or was_aborted
+        assert answer.finish_reason is not FinishReason.TIMEOUT or request.deadline_s is not None
+        if answer.finish_reason is FinishReason.ERROR:
+            assert isinstance(answer.error, EngineFailure)
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=250, stateful_step_count=30, deadline=None, derandomize=True
+)
+TestEngine = EngineMachine.TestCase
+
+
+def test_the_small_pool_really_preempts_and_really_shares():
+    """So that the machine above does not pass for want of trouble."""
+    engine = make_engine(FakeRunner(num_pages=14, page_size=SIZE), max_model_len=64)
+    sampling = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    requests = [Request(str(i), (*range(9), i % 3), sampling) for i in range(6)]
+    answers = run_all(engine, requests)
+    stats = engine.pool_stats()
+    assert stats.num_preemptions > 0
+    assert stats.prefix_hit_tokens > 0
+    for request in requests:
+        alone = solo(request.token_ids, sampling)["solo", 0]
+        assert answers[request.request_id, 0].token_ids == alone.token_ids
