@@ -10,16 +10,22 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope, Send
 
 from jaxinfer.chat_template import RESERVED_NAMES
 from jaxinfer.config import SamplingParams
-from jaxinfer.errors import DeadlineExceeded, EngineFailure, InvalidRequest, JaxInferError
+from jaxinfer.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineFailure,
+    InvalidRequest,
+    JaxInferError,
+)
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.server.body import read_body
-from jaxinfer.server.protocol import ChatRequest, CompletionRequest, SamplingFields, parse
+from jaxinfer.server.protocol import ChatRequest, CompletionRequest, parse
 from jaxinfer.server.replies import body_of, encode, json_reply
 from jaxinfer.server.sampling import chat_sampling, completion_sampling
 from jaxinfer.server.sse import ClientGone, Departure, EventSender
@@ -51,6 +57,7 @@ class GenerationEndpoint(ABC):
 
     wire: type[ChatRequest | CompletionRequest]
     writer: type[Writer]
+    prompt_field: str
 
     def __init__(self, state: ServerState):
         self._state = state
@@ -87,7 +94,7 @@ class GenerationEndpoint(ABC):
         departure: Departure,
         send: Send,
     ) -> None:
-        prompts = await served.off_loop(lambda: self._encode(served, plan.fields))
+        prompts = await served.off_loop(lambda: self._token_ids(served, plan.fields))
         departure.check()
         writer = self.writer(_shape(served, plan))
         writer.tally.prompt = sum(map(len, prompts))
@@ -104,14 +111,28 @@ class GenerationEndpoint(ABC):
         finally:
             stream.close()
 
+    def _token_ids(
+        self, served: ServedModel, fields: ChatRequest | CompletionRequest
+    ) -> list[tuple[int, ...]]:
+        """On a thread of the pool. Far too long a prompt ends here: it must not cost a step."""
+        prompts = self._encode(served, fields)
+        longest = max(map(len, prompts))
+        if longest >= served.max_model_len:
+            raise ContextLengthExceeded(
+                f"prompt has {longest} tokens, but the model holds {served.max_model_len} with at "
+                f"least one of output; shorten it to at most {served.max_model_len - 1} tokens",
+                param=self.prompt_field,
+            )
+        return list(map(tuple, prompts))
+
     def _requests(
-        self, call_id: str, plan: _Plan, prompts: list[list[int]], arrival_s: float
+        self, call_id: str, plan: _Plan, prompts: list[tuple[int, ...]], arrival_s: float
     ) -> Iterator[Request]:
         timeout_s = self._state.limits.request_timeout_s
         for number, token_ids in enumerate(prompts):
             yield Request(
                 request_id=f"{call_id}-{number}",
-                token_ids=tuple(token_ids),
+                token_ids=token_ids,
                 sampling=plan.sampling,
                 arrival_s=arrival_s,
                 priority=plan.fields.priority or 0,
@@ -153,13 +174,13 @@ class GenerationEndpoint(ABC):
         await sender.finish(writer.closing())
 
     @abstractmethod
-    def _sampling(self, served: ServedModel, fields: SamplingFields) -> SamplingParams: ...
+    def _sampling(self, served: ServedModel, fields: Any) -> SamplingParams: ...
 
     @abstractmethod
-    def _num_prompts(self, fields: SamplingFields) -> int: ...
+    def _num_prompts(self, fields: Any) -> int: ...
 
     @abstractmethod
-    def _encode(self, served: ServedModel, fields: SamplingFields) -> list[list[int]]:
+    def _encode(self, served: ServedModel, fields: Any) -> list[list[int]]:
         """Token ids of every prompt; runs on a thread of the tokenizer pool."""
 
 
@@ -168,6 +189,7 @@ class ChatEndpoint(GenerationEndpoint):
 
     wire = ChatRequest
     writer = ChatWriter
+    prompt_field = "messages"
 
     def _sampling(self, served: ServedModel, fields: ChatRequest) -> SamplingParams:
         return chat_sampling(fields, served.defaults, served.tokenizer.vocab_size)
@@ -184,6 +206,7 @@ class CompletionEndpoint(GenerationEndpoint):
 
     wire = CompletionRequest
     writer = CompletionWriter
+    prompt_field = "prompt"
 
     def _sampling(self, served: ServedModel, fields: CompletionRequest) -> SamplingParams:
         return completion_sampling(fields, served.defaults, served.tokenizer.vocab_size)

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 EXIT_OK, EXIT_LOAD_ERROR, EXIT_BAD_FLAGS = 0, 1, 2
 STATUS_EVERY_S = 10.0
 TOKENIZER_THREADS = 2
+SILENT_PEER_MS = 120_000
 FLUSH_S = 2.0  # after the last stream has ended, for the last bytes to leave
 
 
@@ -88,6 +89,9 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # A peer that takes no byte for so long is closed by the kernel; connections inherit it.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_PEER_MS)
         listener.bind(address)
     except OSError:
         listener.close()

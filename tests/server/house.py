@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -189,6 +190,7 @@ def open_house(
     defaults: dict[str, Any] | None = None,
     is_ready: bool = True,
     tokenizer: Any = None,
+    send_buffer: int | None = None,
     **engine_options: Any,
 ) -> Iterator[House]:
     """Serves until the block ends, then checks that nothing was left behind."""
@@ -196,6 +198,8 @@ def open_house(
     metrics = Metrics(names[0])
     state = ServerState(limits or Limits(), metrics, api_keys=api_keys)
     listener = bind("127.0.0.1", 0)
+    if send_buffer is not None:  # bytes; accepted connections inherit it
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     started: list[tuple[AsyncEngine, asyncio.AbstractEventLoop]] = []
     server = uvicorn.Server(
         uvicorn.Config(create_app(state), log_config=None, lifespan="off", ws="none")

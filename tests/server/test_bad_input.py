@@ -1,4 +1,4 @@
-"""Bad input is a 4xx in OpenAI's error shape that names the field, and the next request is served."""
+"""Bad input is a 4xx in OpenAI's error shape that names the field; the next request is served."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_prompt_that_leaves_no_room_is_too_long(house: House, excess: int):
     code = "context_length_exceeded"
     for stream in (False, True):
         check(house.complete(prompt, max_tokens=1, stream=stream), param="prompt", code=code)
-        assert house.chat(prompt, stream=stream).json()["error"]["code"] == code
+        check(house.chat(prompt, stream=stream), param="messages", code=code)
 
 
 def test_a_prompt_one_short_of_the_context_gets_one_token(house: House):

@@ -308,8 +308,8 @@ def test_a_hanging_step_makes_health_503():
     with open_house(limits=Limits(hang_s=0.2)) as house:
         assert house.get("/health").status_code == 200
         house.runner.gate.clear()
+        body = {"prompt": "a"}
         with pytest.raises(httpx.TimeoutException):
-            body = {"prompt": "a"}
             house.client.post(f"{house.url}/v1/completions", json=body, timeout=0.4)
         assert house.get("/health").status_code == 503
         house.runner.gate.set()
