@@ -122,7 +122,7 @@ class FakeRunner:
         self._positions[pages, slots] = positions
 
     def _pages(self, pages: np.ndarray) -> np.ndarray:
-        """Like a device: indices outside of the pool are clamped without a word, but for the fault."""
+        """Clamped to the pool, as a device does without a word; here it is a fault."""
         inside = np.clip(pages, 0, self.num_pages - 1)
         if (inside != pages).any():
             self.faults.append(f"pages {pages.tolist()} of {self.num_pages}")

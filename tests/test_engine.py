@@ -429,6 +429,14 @@ def test_pages_of_a_failed_step_are_not_found_by_the_next_request():
     assert answer.token_ids == greedy_continuation(prompt, 2)
 
 
+def test_pages_computed_before_the_failed_step_are_not_found_either():
+    runner = FakeRunner(fail_at=frozenset({2}))
+    engine = make_engine(runner, max_num_batched_tokens=16)
+    run_all(engine, [request(tuple(range(40)), max_tokens=2)])
+    assert len(runner.batches) == 3
+    assert engine.pool_stats().pages_cached == 0
+
+
 def test_any_exception_of_the_runner_becomes_an_engine_failure():
     def on_step(_batch) -> None:
         raise ZeroDivisionError("by hand")

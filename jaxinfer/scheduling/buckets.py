@@ -8,9 +8,8 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-MIN_ROWS = (
-    8  # XLA CPU computes a product of 2..7 rows in another order: not bit-equal (ARCHITECTURE)
-)
+from jaxinfer.config import MIN_ROWS
+
 MIN_TOKENS = 16
 BLOCK_Q = 32  # queries per wide attention block of a prefill step
 WIDE_BLOCKS_AT_ONCE = 4  # the device attends this many together

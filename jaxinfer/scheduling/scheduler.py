@@ -300,9 +300,9 @@ class Scheduler:
             self._far_behind.add(sequence)
 
     def _reserve(self) -> int:
-        """Pages that a start must leave: those that running prompts lack, and some to go on."""
-        if not self._running:
-            return 0
-        pool = self.pool
-        claimed = sum(pool.pages_for(s.num_tokens) - len(s.page_table) for s in self._far_behind)
-        return claimed + min(len(self._running), pool.num_pages // 8)
+        """Pages that a start must leave, for those that run to go on for a while.
+
+        (Running prompts need none of them: with tokens left to start another, they have their
+        pages for all their tokens.)
+        """
+        return min(len(self._running), self.pool.num_pages // 8)
