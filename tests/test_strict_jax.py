@@ -11,12 +11,12 @@ import pytest
 
 def test_mixed_dtypes_are_an_error():
     with pytest.raises(ValueError, match="dtype"):
-        jnp.ones(3, jnp.float32) + jnp.ones(3, jnp.bfloat16)
+        jnp.add(jnp.ones(3, jnp.float32), jnp.ones(3, jnp.bfloat16))
 
 
 def test_broadcasting_to_a_higher_rank_is_an_error():
     with pytest.raises(ValueError, match="rank"):
-        jnp.ones((2, 3)) + jnp.ones(3)
+        jnp.add(jnp.ones((2, 3)), jnp.ones(3))
 
 
 def test_a_subprocess_is_as_strict():
