@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -33,10 +34,10 @@ PROMPT = (1, 2, 3)
 
 
 def request(
-    prompt: tuple[int, ...] = PROMPT, name: str = "r", *, where: dict | None = None, **sampling
+    prompt: tuple[int, ...] = PROMPT, name: str = "r", *, where: Any = None, **sampling: Any
 ) -> Request:
     """Greedy unless a temperature is given."""
-    return Request(name, prompt, SamplingParams(**{"temperature": 0, **sampling}), **(where or {}))
+    return Request(name, prompt, SamplingParams(**{"temperature": 0} | sampling), **(where or {}))
 
 
 def solo(asked: Request, runner: FakeRunner | None = None, **settings) -> Answer:
@@ -303,8 +304,8 @@ def test_a_prompt_over_the_pool_is_refused_and_does_not_block_the_queue():
     assert answers["long", 0].finish_reason is FinishReason.LENGTH
 
 
-def drawn(engine: Engine, **sampling) -> list[list[int]]:
-    asked = request(**{"temperature": 1.0, "max_tokens": 8, "ignore_eos": True, **sampling})
+def drawn(engine: Engine, **sampling: Any) -> list[list[int]]:
+    asked = request(max_tokens=8, ignore_eos=True, **{"temperature": 1.0} | sampling)
     answers = run_all(engine, [asked])
     return [answers[asked.request_id, index].token_ids for index in range(asked.sampling.n)]
 
@@ -330,8 +331,13 @@ def test_a_request_without_a_seed_draws_from_the_engines_own():
 def test_a_seeded_request_does_not_change_with_its_neighbours():
     asked = request(name="seeded", temperature=0.8, seed=42, max_tokens=12, ignore_eos=True)
     alone = solo(asked).token_ids
-    for neighbour in ({"temperature": 0.9}, {"temperature": 0.9, "seed": 3}, {"top_k": 4}):
-        other = request((4, 4, 4), name="other", max_tokens=20, ignore_eos=True, **neighbour)
+    neighbours: list[dict[str, Any]] = [
+        {"temperature": 0.9},
+        {"temperature": 0.9, "seed": 3},
+        {"top_k": 4},
+    ]
+    for neighbour in neighbours:
+        other = request((4, 4, 4), name="other", max_tokens=20, **neighbour)
         for order in ([asked, other], [other, asked]):
             assert run_all(make_engine(), order)["seeded", 0].token_ids == alone
     crowd = [

@@ -307,7 +307,8 @@ def test_the_latest_of_the_lowest_class_is_preempted():
 def too_small_a_pool_for_two() -> tuple[World, Sequence, Sequence]:
     """9 pages for two sequences that need 6 each in the end."""
     world = World(num_pages=9)
-    return world, *(world.submit(prompt(start, 8), max_tokens=16) for start in range(2))
+    first = world.submit(prompt(0, 8), max_tokens=16)
+    return world, first, world.submit(prompt(1, 8), max_tokens=16)
 
 
 @pytest.mark.parametrize("num_pages", [7, 8, 9, 10, 11])
@@ -347,6 +348,7 @@ def test_a_resumed_sequence_takes_back_what_is_still_cached():
     world, _, second = too_small_a_pool_for_two()
     while second.status is not Status.PREEMPTED:
         world.step()
+    scheduled = world.step()
     while second.status is not Status.RUNNING:
         scheduled = world.step()
     place = scheduled.sequences.index(second)

@@ -8,8 +8,8 @@ from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.sequence import Sequence, choice_seed
 
 
-def sequence(token_ids: tuple[int, ...] = (1, 2, 3), **changes: object) -> Sequence:
-    return Sequence(Request("r", token_ids), **{"index": 0, "seed": 7, "version": "v1"} | changes)
+def sequence(token_ids: tuple[int, ...] = (1, 2, 3), *, index: int = 0, seed: int = 7) -> Sequence:
+    return Sequence(Request("r", token_ids), index=index, seed=seed, version="v1")
 
 
 def test_a_new_sequence_is_behind_by_its_whole_prompt():
