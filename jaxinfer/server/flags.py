@@ -8,9 +8,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from jaxinfer.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
+from jaxinfer.config import (
+    CacheConfig,
+    EngineConfig,
+    KernelBackend,
+    ModelSource,
+    SchedulerConfig,
+)
 from jaxinfer.server.state import Limits
 
 ENV_PREFIX = "JAXINFER_"
@@ -187,7 +193,7 @@ FLAGS: tuple[Flag, ...] = (
         _ENGINE.kernel_backend,
         "implementation of the kernels",
         "engine.kernel_backend",
-        ("auto", "pallas", "interpret", "reference"),
+        get_args(KernelBackend),
     ),
     Flag(
         "max-queued-requests",

@@ -98,7 +98,9 @@ def test_a_client_that_hangs_up_while_its_prompt_is_tokenized_never_reaches_the_
 def test_a_client_that_hangs_up_inside_its_body_leaves_nothing():
     with open_house() as house:
         connection = socket.create_connection(tuple(house.url[7:].split(":")))  # type: ignore[arg-type]
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+        )
         time.sleep(0.05)
         connection.close()
         house.wait_until_idle(1.0)

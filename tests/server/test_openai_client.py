@@ -61,7 +61,7 @@ def test_chat_logprobs(client: openai.OpenAI):
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
-    assert [t.token for t in logprobs.content][0] == "0"
+    assert logprobs.content[0].token == "0"
     assert len(logprobs.content[0].top_logprobs) == 3
 
 
