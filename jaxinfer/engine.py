@@ -26,6 +26,7 @@ from jaxinfer.tokenizer import Tokenizer
 
 __all__ = ["Engine", "EngineStep", "RequestOutput", "Runner", "TokenLogprob"]
 
+MAX_PRIORITY = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -213,6 +214,12 @@ class Engine:
         if request.request_id in self._num_live:
             raise InvalidRequest(
                 f"request_id {request.request_id!r} is in use; choose another", param="request_id"
+            )
+        if abs(request.priority) > MAX_PRIORITY:
+            raise InvalidRequest(
+                f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}; "
+                f"got {request.priority}",
+                param="priority",
             )
         if not request.token_ids:
             raise InvalidRequest("prompt must have at least 1 token; got none", param="prompt")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -37,7 +37,8 @@ def request(
     prompt: tuple[int, ...] = PROMPT, name: str = "r", *, where: Any = None, **sampling: Any
 ) -> Request:
     """Greedy unless a temperature is given."""
-    return Request(name, prompt, SamplingParams(**{"temperature": 0} | sampling), **(where or {}))
+    settings: dict[str, Any] = {"temperature": 0} | sampling
+    return Request(name, prompt, SamplingParams(**settings), **(where or {}))
 
 
 def solo(asked: Request, runner: FakeRunner | None = None, **settings) -> Answer:
@@ -260,10 +261,12 @@ def test_a_deadline_ends_an_answer_with_its_error_and_its_text():
         (request((1, VOCAB_SIZE)), "prompt"),
         (request((1, -1)), "prompt"),
         (request((1, 2**40)), "prompt"),
-        (request((1, 1.5)), "prompt"),  # type: ignore[arg-type]
+        (request(cast("Any", (1, 1.5))), "prompt"),
         (request(stop_token_ids=(10**9,)), "stop_token_ids"),
         (request(stop_token_ids=(VOCAB_SIZE,)), "stop_token_ids"),
         (request(stop=("x",)), "stop"),
+        (request(where={"priority": 10**400}), "priority"),
+        (request(where={"priority": -1001}), "priority"),
     ],
 )
 def test_what_can_not_be_served_is_refused_and_the_next_is_served(asked, param):
@@ -305,7 +308,8 @@ def test_a_prompt_over_the_pool_is_refused_and_does_not_block_the_queue():
 
 
 def drawn(engine: Engine, **sampling: Any) -> list[list[int]]:
-    asked = request(max_tokens=8, ignore_eos=True, **{"temperature": 1.0} | sampling)
+    settings: dict[str, Any] = {"temperature": 1.0} | sampling
+    asked = request(max_tokens=8, ignore_eos=True, **settings)
     answers = run_all(engine, [asked])
     return [answers[asked.request_id, index].token_ids for index in range(asked.sampling.n)]
 

@@ -144,6 +144,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.answers.add(self.engine.step().outputs)
         assert not self.engine.has_work()
         assert self.engine.pool_stats().pages_used == 0
+        assert not self.engine._choices
+        assert not self.engine._num_live
         for name, request in self.requests.items():
             for index in range(request.sampling.n):
                 self.check(request, index, name in self.aborted)

@@ -450,6 +450,18 @@ def test_times_are_those_of_the_first_start_and_the_first_token():
     assert (only.first_scheduled_s, only.first_token_s) == (1.0, 2.0)
 
 
+def test_nothing_is_remembered_of_what_has_ended():
+    world = World(max_num_seqs=2)
+    for start in range(6):
+        world.submit(prompt(start, 9), deadline_s=100.0)
+    world.step()
+    world.scheduler.abort("r6")
+    world.drain()
+    assert len(world.scheduler._deadlines) == len(world.scheduler._waiting) == 0
+    assert not world.scheduler._by_request
+    assert not world.scheduler._far_behind
+
+
 def test_finishing_twice_is_once():
     world = World()
     only = world.submit(prompt(0, 8))
