@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxinfer.scheduling.batch import AttentionBlocks, Batch, Int32, SamplingBatch
-from jaxinfer.scheduling.buckets import BLOCK_Q, Buckets
+from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.running_table import VARIANTS, RunningTable
 from jaxinfer.scheduling.sequence import Sequence
 
@@ -126,8 +126,9 @@ class BatchBuilder:
         """Query blocks of chunks at firsts[i] on the token axis, at starts[i] in their sequence."""
         is_narrow = lengths == 1
         narrow = firsts[is_narrow][np.argsort(starts[is_narrow], kind="stable")]
-        wide = _wide_blocks(bucket, firsts[~is_narrow], starts[~is_narrow], lengths[~is_narrow])
-        padded = np.full((self._buckets.wide_blocks(bucket), BLOCK_Q), bucket, np.int32)
+        is_wide, block_q = ~is_narrow, self._buckets.block_q(bucket)
+        wide = _wide_blocks(block_q, bucket, firsts[is_wide], starts[is_wide], lengths[is_wide])
+        padded = np.full((self._buckets.wide_blocks(bucket), block_q), bucket, np.int32)
         padded[: len(wide)] = wide
         return AttentionBlocks(
             narrow=_padded(narrow, self._buckets.max_rows, bucket),
@@ -176,13 +177,13 @@ def _token_ids(sequences: list[Sequence], num_new: list[int]) -> Int32:
     return np.frombuffer(packed, np.int32)
 
 
-def _wide_blocks(bucket: int, firsts: Int32, starts: Int32, lengths: Int32) -> Int32:
-    """[num_blocks, BLOCK_Q] token-axis indices, `bucket` pads; in rising last position."""
-    num_blocks = -(-lengths // BLOCK_Q)
+def _wide_blocks(block_q: int, bucket: int, firsts: Int32, starts: Int32, lengths: Int32) -> Int32:
+    """[num_blocks, block_q] token-axis indices, `bucket` pads; in rising last position."""
+    num_blocks = -(-lengths // block_q)
     chunk = np.repeat(np.arange(len(lengths)), num_blocks)
-    offset = (np.arange(len(chunk)) - (np.cumsum(num_blocks) - num_blocks)[chunk]) * BLOCK_Q
-    last = starts[chunk] + np.minimum(offset + BLOCK_Q, lengths[chunk]) - 1
+    offset = (np.arange(len(chunk)) - (np.cumsum(num_blocks) - num_blocks)[chunk]) * block_q
+    last = starts[chunk] + np.minimum(offset + block_q, lengths[chunk]) - 1
     order = np.argsort(last, kind="stable")
-    chunk, offset = chunk[order, None], offset[order, None] + np.arange(BLOCK_Q)
+    chunk, offset = chunk[order, None], offset[order, None] + np.arange(block_q)
     index = np.where(offset < lengths[chunk], firsts[chunk] + offset, bucket)
     return index.astype(np.int32)

@@ -60,7 +60,7 @@ class Buckets:
         Each sequence of two or more tokens wastes less than one block. A multiple of
         WIDE_BLOCKS_AT_ONCE.
         """
-        num_blocks = tokens // BLOCK_Q + min(self.max_rows, tokens // 2)
+        num_blocks = tokens // self.block_q(tokens) + min(self.max_rows, tokens // 2)
         return -(-num_blocks // WIDE_BLOCKS_AT_ONCE) * WIDE_BLOCKS_AT_ONCE
 
 

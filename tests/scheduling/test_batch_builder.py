@@ -10,7 +10,7 @@ import pytest
 from jaxinfer.config import SamplingParams
 from jaxinfer.scheduling.batch import Batch
 from jaxinfer.scheduling.batch_builder import BatchBuilder
-from jaxinfer.scheduling.buckets import BLOCK_Q, Buckets
+from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.running_table import RunningTable
 from jaxinfer.scheduling.sequence import Sequence
@@ -150,15 +150,15 @@ def test_one_token_of_a_long_prompt_is_a_narrow_block_and_is_not_sampled():
     assert batch.blocks.num_wide == 1
 
 
-def slow_blocks(chunks: list[tuple[int, int]]) -> tuple[list[int], list[list[int]]]:
+def slow_blocks(chunks: list[tuple[int, int]], block_q: int) -> tuple[list[int], list[list[int]]]:
     """(start, length) of each chunk -> narrow and wide blocks in the order that is promised."""
     narrow, wide, first = [], [], 0
     for start, length in chunks:
         if length == 1:
             narrow.append((start, first))
-        for offset in range(0, length if length > 1 else 0, BLOCK_Q):
-            block = list(range(first + offset, first + min(offset + BLOCK_Q, length)))
-            wide.append((start + min(offset + BLOCK_Q, length) - 1, block))
+        for offset in range(0, length if length > 1 else 0, block_q):
+            block = list(range(first + offset, first + min(offset + block_q, length)))
+            wide.append((start + min(offset + block_q, length) - 1, block))
         first += length
     narrow.sort(key=lambda pair: pair[0])
     wide.sort(key=lambda pair: pair[0])
@@ -169,19 +169,20 @@ def slow_blocks(chunks: list[tuple[int, int]]) -> tuple[list[int], list[list[int
 def test_attention_blocks_match_the_reference(seed):
     rng, world, chunks, left = random.Random(seed), World(), [], 256
     while left and len(chunks) < 16:
-        length = min(left, rng.choice((1, 1, 2, 3, BLOCK_Q - 1, BLOCK_Q, BLOCK_Q + 1, 70)))
+        length = min(left, rng.choice((1, 1, 2, 3, 31, 32, 33, 70)))
         start = rng.randrange(500)
         chunks.append((world.sit(start + length + rng.randrange(2), start), length))
         left -= length
     _, batch = world.prefill(*chunks)
-    narrow, wide = slow_blocks([(s.num_computed_tokens, n) for s, n in chunks])
+    block_q = BUCKETS.block_q(batch.bucket)
+    narrow, wide = slow_blocks([(s.num_computed_tokens, n) for s, n in chunks], block_q)
     assert batch.blocks is not None
     assert batch_faults(batch) == []
     assert batch.blocks.narrow[: int(batch.blocks.num_narrow)].tolist() == narrow
     real = batch.blocks.wide[: int(batch.blocks.num_wide)].tolist()
     assert [[i for i in block if i != batch.bucket] for block in real] == wide
     assert batch.blocks.narrow.shape == (BUCKETS.max_rows,)
-    assert batch.blocks.wide.shape == (BUCKETS.wide_blocks(batch.bucket), BLOCK_Q)
+    assert batch.blocks.wide.shape == (BUCKETS.wide_blocks(batch.bucket), block_q)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from jaxinfer.scheduling.buckets import BLOCK_Q, MIN_ROWS, Buckets
+from jaxinfer.config import MIN_ROWS
+from jaxinfer.scheduling.buckets import Buckets
 
 
 def buckets(max_num_seqs: int = 32, max_num_batched_tokens: int = 512) -> Buckets:
@@ -50,12 +51,13 @@ def test_the_smallest_token_bucket_is_taken(count, bucket):
 def test_wide_blocks_hold_the_worst_packing_of_every_bucket(max_num_seqs):
     sizes = buckets(max_num_seqs)
     for tokens in sizes.tokens:
+        block_q = sizes.block_q(tokens)
         # The worst: many sequences of two tokens, or of one token more than a block.
-        for num_seqs, waste in itertools.product(range(1, sizes.max_rows + 1), (2, BLOCK_Q + 1)):
+        for num_seqs, waste in itertools.product(range(1, sizes.max_rows + 1), (2, block_q + 1)):
             longest = tokens - waste * (num_seqs - 1)
             if longest < 2:
                 break
-            needed = (num_seqs - 1) * -(-waste // BLOCK_Q) + -(-longest // BLOCK_Q)
+            needed = (num_seqs - 1) * -(-waste // block_q) + -(-longest // block_q)
             assert needed <= sizes.wide_blocks(tokens)
 
 
