@@ -52,7 +52,7 @@ class Admission:
         if self._start_s is None:
             self._start_s = self._clock()
         self.num_open += count
-        return Permit(self, count)
+        return Permit(lambda: self._release(count))
 
     def retry_after_s(self, count: int = 1) -> float:
         """Until `count` more fit, if all who were refused lately come back before.
@@ -85,14 +85,13 @@ class Admission:
 class Permit:
     """Room for some requests; a context manager. Releasing it again does nothing."""
 
-    def __init__(self, admission: Admission, count: int):
-        self._admission = admission
-        self._count = count
+    def __init__(self, on_release: Callable[[], None]):
+        self._on_release: Callable[[], None] | None = on_release
 
     def release(self) -> None:
-        count, self._count = self._count, 0
-        if count:
-            self._admission._release(count)
+        on_release, self._on_release = self._on_release, None
+        if on_release is not None:
+            on_release()
 
     def __enter__(self) -> Permit:
         return self

@@ -44,9 +44,10 @@ class _Plan:
     """A parsed call, before its prompts are token ids."""
 
     fields: ChatRequest | CompletionRequest
+    model: str  # the name it asked for
     sampling: SamplingParams
     num_prompts: int
-    model: str  # the name it asked for
+    unknown: frozenset[str]  # names of fields
 
 
 class GenerationEndpoint(ABC):
@@ -65,11 +66,13 @@ class GenerationEndpoint(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival_s = self._state.served().engine.clock()
         self._state.admission.check_room()
-        body = await read_body(scope, receive, self._state.limits.max_body_bytes)
+        body = await read_body(scope, receive, self._state.limits)
         if body is None:
             return
         served = self._state.served()
-        plan = self._plan(served, body)
+        plan = await served.for_body(body, lambda: self._plan(served, body))
+        for name in self._state.new_unknown_fields(plan.unknown):
+            log.warning("field %r is not known and has no effect (said once)", name[:80])
         with (
             self._state.admission.acquire(plan.num_prompts),
             Departure(receive) as departure,
@@ -81,10 +84,13 @@ class GenerationEndpoint(ABC):
 
     def _plan(self, served: ServedModel, body: bytes) -> _Plan:
         fields, unknown = parse(body, self.wire)
-        for name in self._state.new_unknown_fields(unknown):
-            log.warning("field %r is not known and has no effect (said once)", name[:80])
-        model = served.check_name(fields.model)
-        return _Plan(fields, self._sampling(served, fields), self._num_prompts(fields), model)
+        return _Plan(
+            fields=fields,
+            model=served.check_name(fields.model),
+            sampling=self._sampling(served, fields),
+            num_prompts=self._num_prompts(fields),
+            unknown=unknown,
+        )
 
     async def _answer(
         self,
@@ -284,7 +290,7 @@ def encode_chat(served: ServedModel, fields: ChatRequest) -> list[int]:
 
 def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> list[int]:
     """`token_ids` if all are in the vocabulary. Raises: InvalidRequest naming one that is not."""
-    for token_id in token_ids:
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
                 f"token ids must be from 0 to {vocab_size - 1}; got {token_id}", param=param

@@ -41,7 +41,7 @@ EXIT_OK, EXIT_LOAD_ERROR, EXIT_BAD_FLAGS = 0, 1, 2
 STATUS_EVERY_S = 10.0
 TOKENIZER_THREADS = 2
 SILENT_PEER_MS = 120_000
-FLUSH_S = 2.0  # after the last stream has ended, for the last bytes to leave
+FLUSH_S = 2.0  # at least, after the last stream has ended, for the last bytes to leave
 
 
 class Built(Protocol):
@@ -250,7 +250,7 @@ class _Serving:
             self._say(f"draining: {self._engine.num_open} open requests, up to {timeout_s:g} s")
             if not await self._engine.drain(timeout_s):
                 self._say("the shutdown timeout passed; the open requests were ended")
-            deadline_s = time.monotonic() + FLUSH_S
+            deadline_s = max(self._state.drain_until_s or 0.0, time.monotonic() + FLUSH_S)
             while self._state.admission.num_open and time.monotonic() < deadline_s:
                 await asyncio.sleep(0.01)
         server.should_exit = True

@@ -49,3 +49,5 @@ def configure_logs(level: str, form: str) -> None:
     root.setLevel(max(LEVELS[level], logging.WARNING))
     for name in ("jaxinfer", "checkpoints", "pallas_kernels"):
         logging.getLogger(name).setLevel(LEVELS[level])
+    if level == "debug":
+        logging.getLogger("uvicorn").setLevel(logging.INFO)  # a line per request

@@ -7,7 +7,7 @@ series is fixed at start.
 
 from __future__ import annotations
 
-import resource
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -231,10 +231,14 @@ class Metrics:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process; where the system does not tell, its peak."""
+    """Resident memory of this process; where the system does not tell, its peak, or 0."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
+        if sys.platform == "win32":
+            return 0
+        import resource
+
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
-    return pages * resource.getpagesize()
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
@@ -98,20 +98,18 @@ class CompletionRequest(SamplingFields, kw_only=True):
         """
         if isinstance(self.prompt, str):
             return [_checked(self.prompt)]
-        if self.prompt and all(isinstance(p, int) for p in self.prompt):
-            return [_checked(_token_ids(self.prompt))]
-        prompts: list[str | list[int]] = []
-        for p in self.prompt:
-            if type(p) is not type(self.prompt[0]) or isinstance(p, int):
-                raise InvalidRequest(
-                    "prompt must be a string, a list of strings, a list of token ids or a list of "
-                    "such lists; the list that came mixes them",
-                    param="prompt",
-                )
-            prompts.append(_checked(p))
-        if not prompts:
+        if not self.prompt:
             raise InvalidRequest("prompt is an empty list; send at least one", param="prompt")
-        return prompts
+        kinds = set(map(type, self.prompt))
+        if len(kinds) > 1:
+            raise InvalidRequest(
+                "prompt must be a string, a list of strings, a list of token ids or a list of "
+                "such lists; the list that came mixes them",
+                param="prompt",
+            )
+        if kinds == {int}:
+            return [cast("list[int]", self.prompt)]
+        return [_checked(p) for p in self.prompt]
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -176,10 +174,6 @@ def _wrong_type(message: str) -> InvalidRequest:
     missing = re.search(r"missing required field `(\w+)`", message)
     found = at or missing
     return InvalidRequest(message.replace("$.", ""), param=found.group(1) if found else None)
-
-
-def _token_ids(values: list[Any]) -> list[int]:
-    return [int(v) for v in values]
 
 
 def _checked(prompt: Any) -> str | list[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from jaxinfer.errors import InvalidRequest, JaxInferError, Overloaded, Unavailable
-from jaxinfer.server.body import BodyTooLarge, read_body
+from jaxinfer.server.body import BodyTimeout, BodyTooLarge, read_body
 from jaxinfer.server.generation import (
     ChatEndpoint,
     CompletionEndpoint,
@@ -28,7 +28,6 @@ from jaxinfer.server.protocol import (
     ChatRequest,
     DetokenizeRequest,
     TokenizeRequest,
-    Wire,
     parse,
 )
 from jaxinfer.server.replies import ModelCard, error_body, error_reply, json_reply
@@ -45,6 +44,9 @@ ABSENT_FEATURES: Mapping[str, str] = {
     "/v1/audio/transcriptions": "audio",
     "/v1/images/generations": "images",
 }
+
+
+ForTokenizer = TypeVar("ForTokenizer", TokenizeRequest, DetokenizeRequest)
 
 
 class ModelList(msgspec.Struct):
@@ -122,17 +124,15 @@ class _Routes:
 
     async def detokenize(self, request: Request) -> Response:
         served, wire = await self._parsed(request, DetokenizeRequest)
-        check_token_ids(wire.tokens, served.tokenizer.vocab_size, "tokens")
-        text = await served.off_loop(
-            lambda: served.tokenizer.decode(wire.tokens, skip_special_tokens=False)
-        )
+        text = await served.off_loop(lambda: _detokenize(served, wire))
         return json_reply({"prompt": text})
 
-    async def _parsed(self, request: Request, kind: type[Wire]) -> tuple[ServedModel, Wire]:
+    async def _parsed(
+        self, request: Request, kind: type[ForTokenizer]
+    ) -> tuple[ServedModel, ForTokenizer]:
         served = self._state.served()
-        limit = self._state.limits.max_body_bytes
-        body = await read_body(request.scope, request.receive, limit)
-        wire, _ = parse(body or b"", kind)
+        body = await read_body(request.scope, request.receive, self._state.limits) or b""
+        wire, _ = await served.for_body(body, lambda: parse(body, kind))
         served.check_name(wire.model)
         return served, wire
 
@@ -153,6 +153,10 @@ def exception_handlers(
         body = error_body(413, str(error), code="body_too_large")
         return json_reply(body, 413, {"connection": "close"})
 
+    async def too_slow(request: Request, error: BodyTimeout) -> Response:
+        body = error_body(408, str(error), code="body_timeout")
+        return json_reply(body, 408, {"connection": "close"})
+
     async def by_status(request: Request, error: HTTPException) -> Response:
         message = {
             404: f"unknown route: {request.method} {request.url.path[:200]}",
@@ -168,6 +172,7 @@ def exception_handlers(
     return {
         JaxInferError: refused,
         BodyTooLarge: too_large,
+        BodyTimeout: too_slow,
         HTTPException: by_status,
         Exception: unexpected,
     }
@@ -205,6 +210,11 @@ def _tokenize(served: ServedModel, wire: TokenizeRequest) -> list[int]:
         chat_template_kwargs=wire.chat_template_kwargs,
     )
     return encode_chat(served, chat)
+
+
+def _detokenize(served: ServedModel, wire: DetokenizeRequest) -> str:
+    ids = check_token_ids(wire.tokens, served.tokenizer.vocab_size, "tokens")
+    return served.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def _reject_reason(error: JaxInferError) -> str | None:

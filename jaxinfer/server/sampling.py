@@ -90,10 +90,11 @@ def _sampling(
     try:
         params = SamplingParams(**values)
     except InvalidRequest as error:
-        if error.param not in renamed:
+        field = error.param
+        if field is None or field not in renamed:
             raise
-        name = renamed[error.param]
-        raise InvalidRequest(error.message.replace(error.param, name, 1), param=name) from None
+        name = renamed[field]
+        raise InvalidRequest(error.message.replace(field, name, 1), param=name) from None
     for token in params.stop_token_ids:
         if token >= vocab_size:
             raise InvalidRequest(

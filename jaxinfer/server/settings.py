@@ -15,7 +15,7 @@ import yaml
 
 from jaxinfer.config import EngineConfig, replace
 from jaxinfer.errors import ConfigError
-from jaxinfer.server.flags import ENV_PREFIX, FLAG_OF, FLAGS, Flag, switch
+from jaxinfer.server.flags import ENV_PREFIX, FLAG_OF, FLAGS, Flag, names, switch
 from jaxinfer.server.state import Limits
 
 MASK = "***"
@@ -127,9 +127,18 @@ def _from_file(path: Path) -> dict[str, Any]:
         flag = FLAG_OF.get(str(name).replace("-", "_"))
         if flag is None:
             raise ConfigError(f"--config {path}: {name!r} is no flag; see --help")
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        found[flag.key] = flag.default if value is None else _read(flag, text, f"{path}: {name}")
+        found[flag.key] = _from_yaml(flag, value, f"--config {path}: {name}")
     return found
+
+
+def _from_yaml(flag: Flag, value: Any, where: str) -> Any:
+    if value is None:
+        return flag.default
+    if isinstance(value, list) and flag.read is names:
+        value = ",".join(map(str, value))
+    if isinstance(value, list | dict):
+        raise ConfigError(f"{where}: expected one value; got a {type(value).__name__}")
+    return _read(flag, str(value), where)
 
 
 def _read(flag: Flag, text: str, where: str) -> Any:

@@ -24,6 +24,7 @@ Phase = Literal["loading", "ready", "draining"]
 Result = TypeVar("Result")
 
 LOADING_RETRY_S = 5.0
+QUICK_BODY_BYTES = 64 * 2**10  # parsed in less than 2 ms
 MAX_KNOWN_UNKNOWNS = 256  # names of unknown fields that are remembered, so as to log each once
 
 
@@ -32,7 +33,8 @@ class Limits:
     """What the server bounds."""
 
     max_queued_requests: int = 256  # queued and running
-    max_body_bytes: int = 32 * 2**20
+    max_body_bytes: int = 16 * 2**20
+    body_s: float = 60.0  # for a body to arrive; then 408
     request_timeout_s: float | None = None  # from arrival to the last token; None: none
     ping_s: float = 15.0  # of silence, then a comment on the stream
     stall_s: float = 60.0  # a reader that takes nothing for so long is cut off
@@ -64,6 +66,10 @@ class ServedModel:
                 param="model",
             )
         return name
+
+    async def for_body(self, body: bytes, work: Callable[[], Result]) -> Result:
+        """Runs `work` on a body here if that is quick, else on a thread of the pool."""
+        return work() if len(body) <= QUICK_BODY_BYTES else await self.off_loop(work)
 
     async def off_loop(self, work: Callable[[], Result]) -> Result:
         """Runs tokenizer work on a thread of the pool."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -268,6 +269,28 @@ def test_a_body_over_the_bound_is_a_413():
         chunks = (body[i : i + 100] for i in range(0, len(body), 100))
         check(house.client.post(url, content=chunks), 413, code=code)
         assert house.complete("a").status_code == 200
+
+
+def test_a_body_that_does_not_arrive_is_a_408():
+    with open_house(limits=Limits(body_s=0.1)) as house:
+        host, port = house.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+            )
+            answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"code":"body_timeout"' in answer
+        assert house.complete("a").status_code == 200
+
+
+def test_a_large_body_is_parsed_too_and_its_faults_are_found(house: House):
+    filler = {"user": "x" * 200_000}
+    assert house.complete("a", max_tokens=1, **filler).status_code == 200
+    check(house.complete("a", max_tokens=0, **filler), param="max_tokens")
+    check(house.complete([65] * 100_000), param="prompt", code="context_length_exceeded")
+    check(house.complete([65] * 100_000 + [-1]), param="prompt")
+    check(house.complete(["a"] * 100_000), param="prompt")
 
 
 def test_unknown_routes_are_404_in_the_same_shape(house: House):

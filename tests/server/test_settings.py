@@ -159,6 +159,8 @@ def test_a_bad_environment_is_an_error_that_names_it(environ: dict[str, str], wo
         ("a: [\n", "c.yaml"),
         ("dtype: int8\n", "expected one of"),
         ("5: 1\n", "5 is no flag"),
+        ("model: [a, b]\n", "expected one value; got a list"),
+        ("port: {a: 1}\n", "expected one value; got a dict"),
     ],
 )
 def test_a_bad_file_is_an_error_that_names_it(tmp_path: Path, content: str, words: str):
