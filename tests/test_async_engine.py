@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jaxinfer.async_engine import AsyncEngine
+from jaxinfer.async_engine import IDLE_TURN_S, AsyncEngine
 from jaxinfer.config import SamplingParams
 from jaxinfer.errors import (
     ContextLengthExceeded,
@@ -301,11 +301,10 @@ def test_turns_go_on_while_idle_and_stop_while_a_step_hangs():
     async def scenario() -> None:
         gate = threading.Event()
         async with running(lambda batch: gate.wait(5) and None) as engine:
-            await asyncio.sleep(1.3)
-            assert engine.seconds_since_turn < 1.2
+            await until(lambda: engine.seconds_since_turn > 0.2)
+            await until(lambda: engine.seconds_since_turn < 0.1)
             stream = engine.submit(request(max_tokens=1))
-            await asyncio.sleep(0.2)
-            assert engine.seconds_since_turn > 0.1
+            await until(lambda: engine.seconds_since_turn > IDLE_TURN_S + 0.2)
             gate.set()
             await tokens_of(stream)
             await until(lambda: engine.seconds_since_turn < 0.1)

@@ -120,6 +120,7 @@ FLAGS: tuple[Flag, ...] = (
         "where downloads are kept (the user's cache)",
         "engine.download_dir",
     ),
+    Flag("cache-dir", str, None, "models and compiled programs", "engine.cache_dir"),
     Flag(
         "dtype",
         str,

@@ -49,6 +49,10 @@ class _Plan:
     num_prompts: int
     unknown: frozenset[str]  # names of fields
 
+    @property
+    def uses_max_completion_tokens(self) -> bool:
+        return getattr(self.fields, "max_completion_tokens", None) is not None
+
 
 class GenerationEndpoint(ABC):
     """An ASGI endpoint.
@@ -107,7 +111,7 @@ class GenerationEndpoint(ABC):
         stream = served.engine.submit(*self._requests(writer.id, plan, prompts, arrival_s))
         try:
             departure.call(stream.close)
-            await stream.accepted()
+            await self._accepted(stream, plan)
             departure.check()
             calls = _Reading(stream, writer, plan.sampling.n)
             if plan.fields.stream:
@@ -130,6 +134,17 @@ class GenerationEndpoint(ABC):
                 param=self.prompt_field,
             )
         return list(map(tuple, prompts))
+
+    async def _accepted(self, stream: RequestStream, plan: _Plan) -> None:
+        """Raises: what the engine refuses, naming the field that the client sent."""
+        try:
+            await stream.accepted()
+        except InvalidRequest as error:
+            if error.param == "prompt":
+                error.param = self.prompt_field
+            elif error.param == "max_tokens" and plan.uses_max_completion_tokens:
+                error.param = "max_completion_tokens"
+            raise
 
     def _requests(
         self, call_id: str, plan: _Plan, prompts: list[tuple[int, ...]], arrival_s: float

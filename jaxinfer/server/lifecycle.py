@@ -41,6 +41,7 @@ EXIT_OK, EXIT_LOAD_ERROR, EXIT_BAD_FLAGS = 0, 1, 2
 STATUS_EVERY_S = 10.0
 TOKENIZER_THREADS = 2
 SILENT_PEER_MS = 120_000
+KEEP_ALIVE_S = 65  # longer than clients and balancers wait, so that they close first
 FLUSH_S = 2.0  # at least, after the last stream has ended, for the last bytes to leave
 
 
@@ -139,6 +140,7 @@ class _Serving:
             access_log=self._settings.log_level == "debug",
             server_header=False,
             root_path=self._settings.root_path,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(FLUSH_S),
         )
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
@@ -209,7 +211,9 @@ class _Serving:
         return await done
 
     def _note_progress(self, text: str) -> None:
+        """On the build's thread."""
         self._state.progress = text
+        self._say(f"{text} ...")
 
     def _become_ready(self, built: Built) -> None:
         settings = self._settings

@@ -260,6 +260,17 @@ def test_a_malformed_body_is_a_400(house: House, body: bytes):
         assert reply.json()["error"]["message"]
 
 
+def test_what_the_pool_cannot_hold_is_refused_by_the_name_of_the_clients_field():
+    code = "context_length_exceeded"
+    with open_house(num_pages=4) as house:  # 32 tokens
+        check(house.complete("a" * 50), param="prompt", code=code)
+        check(house.chat("a" * 50), param="messages", code=code)
+        check(house.chat("a", max_tokens=99), param="max_tokens", code=code)
+        reply = house.chat("a", max_completion_tokens=99)
+        check(reply, param="max_completion_tokens", code=code)
+        assert house.chat("a", max_completion_tokens=9).status_code == 200
+
+
 def test_a_body_over_the_bound_is_a_413():
     with open_house(limits=Limits(max_body_bytes=1000)) as house:
         body = json.dumps({"prompt": "a" * 2000}).encode()
@@ -278,7 +289,7 @@ def test_a_body_that_does_not_arrive_is_a_408():
             connection.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
             )
-            answer = connection.recv(65536)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"code":"body_timeout"' in answer
         assert house.complete("a").status_code == 200

@@ -30,6 +30,7 @@ def test_every_flag_reaches_its_field(tmp_path: Path):
     keys.write_text("k3\n\n k4 \n")
     found = settings(
         *("--model", "m.gguf", "--revision", "r", "--download-dir", "d", "--dtype", "float32"),
+        *("--cache-dir", "c"),
         *("--chat-template", "t.jinja", "--served-model-name", "a, b", "--host", "::1"),
         *("--port", "0", "--root-path", "/llm", "--api-key", "k1,k2"),
         *("--api-key-file", str(keys), "--max-model-len", "99", "--max-num-seqs", "4"),
@@ -50,7 +51,7 @@ def test_every_flag_reaches_its_field(tmp_path: Path):
     assert (cache.kv_cache_bytes, cache.page_size) == (3 * 2**29, 16)
     assert cache.enable_prefix_caching is False
     assert (found.engine.seed, found.engine.kernel_backend) == (7, "reference")
-    assert found.engine.memory_utilization == 0.5
+    assert (found.engine.memory_utilization, found.engine.cache_dir) == (0.5, "c")
     assert (found.limits.max_queued_requests, found.limits.request_timeout_s) == (9, 2.5)
     assert (found.shutdown_timeout_s, found.log_level, found.log_format) == (3.0, "debug", "json")
 
@@ -88,6 +89,7 @@ EXAMPLES = {
     "model": "m",
     "revision": "r",
     "download-dir": "d",
+    "cache-dir": "c",
     "dtype": "bfloat16",
     "chat-template": "t",
     "served-model-name": "a,b",
