@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope, Send
 
-from jaxinfer.chat_template import RESERVED_NAMES
 from jaxinfer.config import SamplingParams
 from jaxinfer.errors import (
-    ContextLengthExceeded,
     DeadlineExceeded,
     EngineFailure,
     InvalidRequest,
@@ -25,6 +23,7 @@ from jaxinfer.errors import (
 )
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.server.body import read_body
+from jaxinfer.server.prompts import check_length, check_token_ids, encode_chat
 from jaxinfer.server.protocol import ChatRequest, CompletionRequest, parse
 from jaxinfer.server.replies import body_of, encode, json_reply
 from jaxinfer.server.sampling import chat_sampling, completion_sampling
@@ -124,15 +123,9 @@ class GenerationEndpoint(ABC):
     def _token_ids(
         self, served: ServedModel, fields: ChatRequest | CompletionRequest
     ) -> list[tuple[int, ...]]:
-        """On a thread of the pool. Far too long a prompt ends here: it must not cost a step."""
+        """Runs on a thread of the pool."""
         prompts = self._encode(served, fields)
-        longest = max(map(len, prompts))
-        if longest >= served.max_model_len:
-            raise ContextLengthExceeded(
-                f"prompt has {longest} tokens, but the model holds {served.max_model_len} with at "
-                f"least one of output; shorten it to at most {served.max_model_len - 1} tokens",
-                param=self.prompt_field,
-            )
+        check_length(max(map(len, prompts)), served.max_model_len, self.prompt_field)
         return list(map(tuple, prompts))
 
     async def _accepted(self, stream: RequestStream, plan: _Plan) -> None:
@@ -277,40 +270,6 @@ def raise_failure(output: RequestOutput) -> None:
     if reason is FinishReason.TIMEOUT:
         raise DeadlineExceeded("the request's time limit passed before it was finished")
     raise EngineFailure(f"the request was ended by the engine ({reason})")
-
-
-def encode_chat(served: ServedModel, fields: ChatRequest) -> list[int]:
-    """The prompt of a conversation. Raises: InvalidRequest."""
-    continues = bool(fields.continue_final_message)
-    begins = fields.add_generation_prompt
-    if continues and begins:
-        raise InvalidRequest(
-            "continue_final_message and add_generation_prompt exclude each other",
-            param="continue_final_message",
-        )
-    kwargs = fields.chat_template_kwargs or {}
-    reserved = sorted(kwargs.keys() & (RESERVED_NAMES | {"self"}))
-    if reserved:
-        raise InvalidRequest(
-            f"chat_template_kwargs may not hold {', '.join(reserved)}",
-            param="chat_template_kwargs",
-        )
-    return served.tokenizer.encode_chat(
-        fields.messages,
-        add_generation_prompt=not continues if begins is None else begins,
-        continue_final_message=continues,
-        **kwargs,
-    )
-
-
-def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> list[int]:
-    """`token_ids` if all are in the vocabulary. Raises: InvalidRequest naming one that is not."""
-    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequest(
-                f"token ids must be from 0 to {vocab_size - 1}; got {token_id}", param=param
-            )
-    return token_ids
 
 
 def _shape(served: ServedModel, plan: _Plan) -> Shape:

@@ -17,13 +17,9 @@ from starlette.routing import BaseRoute, Route
 
 from jaxinfer.errors import InvalidRequest, JaxInferError, Overloaded, Unavailable
 from jaxinfer.server.body import BodyTimeout, BodyTooLarge, read_body
-from jaxinfer.server.generation import (
-    ChatEndpoint,
-    CompletionEndpoint,
-    check_token_ids,
-    encode_chat,
-)
+from jaxinfer.server.generation import ChatEndpoint, CompletionEndpoint
 from jaxinfer.server.metrics import CONTENT_TYPE
+from jaxinfer.server.prompts import check_token_ids, encode_chat
 from jaxinfer.server.protocol import (
     ChatRequest,
     DetokenizeRequest,
