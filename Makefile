@@ -68,8 +68,8 @@ $(VENV)/.bench: EXTRAS := [bench]
 $(VENV)/.%: pyproject.toml
 ifeq ($(FOUND),)
 	@echo "No Python 3.11 or newer that can make a virtual environment was found:"
-	@for p in $(CANDIDATES); do printf '  %s: ' "$$p"; \
-		"$$p" -I -c '$(CHECK)' 2>&1 | sed -n '/[^ ]/h;$${x;p;}'; done
+	@for p in $(CANDIDATES); do echo "  $$p:"; \
+		"$$p" -I -c '$(CHECK)' 2>&1 | sed -n '/[^ ]/s/^/    /p'; done
 	@echo "Install one (on Debian or Ubuntu python3-venv belongs to it), or name it: PYTHON=..."
 	@exit 1
 else
