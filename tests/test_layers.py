@@ -17,7 +17,11 @@ ROOT = Path(__file__).parents[1]
 ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, below jaxinfer/
     {"serve": "serve", "front": "__init__"},
     {"server": "server", "offline": "offline"},
-    {"async_engine": "async_engine request_stream", "rollout": "rollout", "build": "build"},
+    {
+        "async_engine": "async_engine request_stream observer",
+        "rollout": "rollout",
+        "build": "build",
+    },
     {"engine": "engine choice outputs", "runtime": "runtime"},
     {
         "models": "models",
