@@ -24,14 +24,13 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_FLAGS
     configure_logs(settings.log_level, settings.log_format)
-    print(config_line(resolved), file=sys.stderr)
 
     def build(on_progress: Callable[[str], None]) -> Built:
         from jaxinfer.build import build as build_model  # JAX: not before the port is open
 
         return build_model(settings.engine, on_progress)
 
-    return serve(settings, build)
+    return serve(settings, build, intro=config_line(resolved))
 
 
 if __name__ == "__main__":

@@ -20,12 +20,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from jaxinfer.errors import EngineFailure, JaxInferError, Unavailable
+from jaxinfer.observer import Observer
 from jaxinfer.request_stream import RequestStream
-from jaxinfer.scheduling.request import FinishReason, Request
-from jaxinfer.stats import PoolStats, RequestStats, StepStats
+from jaxinfer.scheduling.request import Request
+from jaxinfer.stats import PoolStats
 
 if TYPE_CHECKING:
     from jaxinfer.engine import Engine
@@ -35,23 +36,6 @@ log = logging.getLogger(__name__)
 
 IDLE_TURN_S = 1.0  # an idle thread turns this often, so that its last turn shows that it lives
 RETRY_AFTER_S = 5.0  # told to those who come while the engine drains or after it died
-
-
-class Observer(Protocol):
-    """Takes the facts.
-
-    The first two are called on the engine thread, the others on the event loop.
-    """
-
-    def on_step(self, step: StepStats, pool: PoolStats) -> None: ...
-
-    def on_finish(self, stats: RequestStats, reason: FinishReason) -> None: ...
-
-    def on_first_token(self, ttft_s: float) -> None: ...
-
-    def on_gap(self, gap_s: float, num_tokens: int) -> None:
-        """`num_tokens` came `gap_s` after the last one of the same choice."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

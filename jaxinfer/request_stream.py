@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING
 
 from jaxinfer.errors import JaxInferError
+from jaxinfer.observer import Observer
 from jaxinfer.outputs import RequestOutput, TokenLogprob
 from jaxinfer.scheduling.request import Request
-
-if TYPE_CHECKING:
-    from jaxinfer.async_engine import Observer
 
 
 class RequestStream:

@@ -27,7 +27,7 @@ from jaxinfer.server.app import create_app
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.sampling import usable_defaults
 from jaxinfer.server.settings import ServeSettings
-from jaxinfer.server.startup import ready_lines, route_line
+from jaxinfer.server.startup import Voice, ready_lines, route_line
 from jaxinfer.server.state import ServedModel, ServerState
 from jaxinfer.server.status_line import StatusLine
 
@@ -68,18 +68,25 @@ Build = Callable[[Callable[[str], None]], Built]
 """Takes a function that is told what is being done, in words."""
 
 
-def serve(settings: ServeSettings, build: Build, *, out: TextIO = sys.stderr) -> int:
+def serve(
+    settings: ServeSettings, build: Build, *, intro: str = "", out: TextIO = sys.stderr
+) -> int:
     """Serves until a signal.
 
+    Args:
+        intro: said first, such as the resolved configuration.
     Returns: the exit code: 0 clean, 1 load error, 2 bad configuration.
     """
+    voice = Voice(out, as_log=settings.log_format == "json")
+    if intro:
+        voice.say(intro)
     try:
         listener = bind(settings.host, settings.port)
     except OSError as error:
-        print(f"error: cannot listen on {settings.host}:{settings.port}: {error}", file=out)
+        voice.complain(f"cannot listen on {settings.host}:{settings.port}: {error}")
         return EXIT_LOAD_ERROR
     with listener:
-        return _Serving(settings, build, listener, out).run()
+        return _Serving(settings, build, listener, voice).run()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -118,11 +125,14 @@ class _UvicornServer(uvicorn.Server):
 class _Serving:
     """One run of the server."""
 
-    def __init__(self, settings: ServeSettings, build: Build, listener: socket.socket, out: TextIO):
+    def __init__(
+        self, settings: ServeSettings, build: Build, listener: socket.socket, voice: Voice
+    ):
         self._settings = settings
         self._build = build
         self._listener = listener
-        self._out = out
+        self._say = voice.say
+        self._complain = voice.complain
         self._start_s = time.monotonic()
         self._exit_code = EXIT_OK
         self._builder: threading.Thread | None = None
@@ -147,7 +157,6 @@ class _Serving:
             runner.run(self._run(config))
         if self._builder is not None and self._builder.is_alive():
             # A compiler at work cannot be interrupted, and must not meet a dying interpreter.
-            self._out.flush()
             os._exit(self._exit_code)
         return self._exit_code
 
@@ -177,7 +186,7 @@ class _Serving:
             built = await self._build_on_thread()
         except Exception as error:
             log.debug("loading failed", exc_info=error)
-            self._say(f"error: {_one_line(error)}")
+            self._complain(_one_line(error))
             self._exit_code = EXIT_BAD_FLAGS if isinstance(error, ConfigError) else EXIT_LOAD_ERROR
             server.should_exit = True
             return
@@ -271,9 +280,6 @@ class _Serving:
     def _url(self) -> str:
         host, port = self._listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-    def _say(self, line: str) -> None:
-        print(line, file=self._out, flush=True)
 
 
 def _one_line(error: Exception) -> str:

@@ -1,17 +1,38 @@
-"""What is said at start, for people: the configuration, the plan, the routes.
-
-Pure: lines come out, somebody else prints them.
-"""
+"""What is said at start and at the end, for people: the configuration, the plan, the routes."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TextIO
+
+log = logging.getLogger(__name__)
 
 ROUTES = (
     "/v1/chat/completions /v1/completions /v1/models /health /ready /metrics "
     "/tokenize /detokenize /version"
 )
+
+
+class Voice:
+    """Says lines on `out`, or as log records where every line must be one."""
+
+    def __init__(self, out: TextIO, *, as_log: bool):
+        self._out = out
+        self._as_log = as_log
+
+    def say(self, line: str) -> None:
+        if self._as_log:
+            log.info(line)
+        else:
+            print(line, file=self._out, flush=True)
+
+    def complain(self, line: str) -> None:
+        """For what ends the process."""
+        if self._as_log:
+            log.error(line)
+        else:
+            print(f"error: {line}", file=self._out, flush=True)
 
 
 def config_line(resolved: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -142,6 +143,15 @@ def test_a_load_error_shows_its_traceback_only_when_debugging():
     with serving(0.0, "fail", "--log-level", "debug") as process:
         assert process.exit_code() == 1
         assert "Traceback" in "\n".join(process.lines)
+
+
+def test_with_json_logs_every_line_is_an_object():
+    with serving(0.0, "fail", "--log-format", "json") as process:
+        assert process.exit_code() == 1
+        found = [json.loads(line) for line in process.lines]
+        assert found[0]["message"].startswith("listening on ")
+        assert found[-1]["level"] == "error"
+        assert "expected 26 letters" in found[-1]["message"]
 
 
 def test_a_setting_that_cannot_work_is_exit_code_2():

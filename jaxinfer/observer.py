@@ -1,0 +1,28 @@
+"""Who wants to know what the engine does: the facts that metrics are made of.
+
+Host only: no JAX.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from jaxinfer.scheduling.request import FinishReason
+from jaxinfer.stats import PoolStats, RequestStats, StepStats
+
+
+class Observer(Protocol):
+    """Takes the facts.
+
+    The first two are called on the engine thread, the others on the event loop.
+    """
+
+    def on_step(self, step: StepStats, pool: PoolStats) -> None: ...
+
+    def on_finish(self, stats: RequestStats, reason: FinishReason) -> None: ...
+
+    def on_first_token(self, ttft_s: float) -> None: ...
+
+    def on_gap(self, gap_s: float, num_tokens: int) -> None:
+        """`num_tokens` came `gap_s` after the last one of the same choice."""
+        ...
