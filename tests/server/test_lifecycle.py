@@ -140,18 +140,14 @@ def test_a_load_error_is_one_line_and_exit_code_1():
 
 
 def test_a_load_error_shows_its_traceback_only_when_debugging():
-    with serving(0.0, "fail", "--log-level", "debug") as process:
+    flags = ("--log-level", "debug", "--log-format", "json")
+    with serving(0.0, "fail", *flags) as process:
         assert process.exit_code() == 1
-        assert "Traceback" in "\n".join(process.lines)
-
-
-def test_with_json_logs_every_line_is_an_object():
-    with serving(0.0, "fail", "--log-format", "json") as process:
-        assert process.exit_code() == 1
-        found = [json.loads(line) for line in process.lines]
-        assert found[0]["message"].startswith("listening on ")
-        assert found[-1]["level"] == "error"
-        assert "expected 26 letters" in found[-1]["message"]
+        found = [json.loads(line) for line in process.lines]  # with JSON logs, every line
+        assert any(line["message"].startswith("listening on ") for line in found)
+        errors = [line["message"] for line in found if line["level"] == "error"]
+        assert errors == ["OSError: letters.gguf: expected 26 letters but found 25"]
+        assert any("Traceback" in line.get("exception", "") for line in found)
 
 
 def test_a_setting_that_cannot_work_is_exit_code_2():
@@ -170,7 +166,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_1():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_streams_end_and_refuses_new_requests(number: int):
-    with serving(0.01) as process, ThreadPoolExecutor(3) as pool:
+    with serving(0.005) as process, ThreadPoolExecutor(3) as pool:
         url = process.url
         process.wait_for("READY ")
         streams = [pool.submit(stream, url, 100) for _ in range(3)]
@@ -224,7 +220,6 @@ def test_serve_py_refuses_bad_flags_with_exit_code_2():
     for flags, words in (
         (["--page-size", "7"], "page_size must divide"),
         (["--no-such-flag"], "unrecognized arguments"),
-        (["--port", "99999999"], "--port"),
     ):
         done = subprocess.run(
             [sys.executable, "serve.py", *flags], cwd=ROOT, capture_output=True, text=True
