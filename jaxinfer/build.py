@@ -47,6 +47,8 @@ class Built:
     """Everything that a server or a script needs, ready to run."""
 
     engine: Engine
+    runner: ModelRunner
+    buckets: Buckets
     scorer: Scorer
     tokenizer: Tokenizer
     model_name: str
@@ -135,6 +137,8 @@ def _assemble(
     )
     return Built(
         engine=engine,
+        runner=runner,
+        buckets=buckets,
         scorer=scorer,
         tokenizer=tokenizer,
         model_name=config.source.model,

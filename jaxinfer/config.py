@@ -1,7 +1,7 @@
 """Frozen configuration, in parts of about ten fields; a class takes the smallest part it reads.
 
-No JAX here. Limits of the OpenAI surface are checked where a SamplingParams is made, so the HTTP path and the
-Python path refuse the same things with the same words.
+No JAX here. Limits of the OpenAI surface are checked where a SamplingParams is made, so the HTTP
+path and the Python path refuse the same things with the same words.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from jaxinfer.errors import ConfigError, InvalidRequest
 KernelBackend = Literal["auto", "reference"]
 MAX_STOP_STRINGS = 32
 MAX_TOP_LOGPROBS = 20
-GREEDY_TEMPERATURE = 1e-5  # at or below this the arg-max is taken
+GREEDY_TEMPERATURE = 1e-5  # below this the arg-max is taken
+MIN_ROWS = 8
+"""Rows of the smallest program. XLA CPU computes a product of 2..7 rows in another order, so the
+bits of a row would depend on its company (ARCHITECTURE, exactness)."""
 
 
 @dataclass(frozen=True, slots=True)

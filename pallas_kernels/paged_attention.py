@@ -18,10 +18,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.backend import Backend
+from pallas_kernels.row_sum import row_sum
 
 TILE_KV = 128  # tokens; a page size must divide it
 NARROW_GROUP = 8  # blocks of one query that are computed together
 WIDE_GROUP = 4  # blocks of several queries that are computed together
+LEAST_ROWS = 2  # of one product: XLA CPU computes a single row in another order
+HEAD_MULTIPLE = 64  # head dims in between make the blocking of a product depend on its rows
 MASKED = -1e30  # a finite stand-in for -inf: exp(MASKED - m) is exactly 0
 
 
@@ -162,12 +165,19 @@ def _attend_blocks(
     # [B, Q, K, shared, D] -> [B, K, Q * shared, D]
     q_rows = (q.astype(jnp.float32) * scale).reshape(num, width, num_kv, shared, head_dim)
     q_rows = q_rows.transpose(0, 2, 1, 3, 4).reshape(num, num_kv, width * shared, head_dim)
+    q_rows = _pad_head(q_rows)
     row_positions = jnp.repeat(positions, shared, axis=1)
+    num_rows = width * shared
+    if num_rows < LEAST_ROWS:
+        extra = LEAST_ROWS - num_rows
+        q_rows = jnp.pad(q_rows, ((0, 0), (0, 0), (0, extra), (0, 0)))
+        row_positions = jnp.pad(row_positions, ((0, 0), (0, extra)), constant_values=-1)
 
     def tile(pages: jax.Array, ids: jax.Array) -> jax.Array:
         """[P, K, S, D] at int32[G, pages_per_tile] -> float32[G, K, TILE_KV, D]."""
         got = pages.at[ids].get(mode="promise_in_bounds").astype(jnp.float32)
-        return got.transpose(0, 2, 1, 3, 4).reshape(group, num_kv, TILE_KV, head_dim)
+        got = got.transpose(0, 2, 1, 3, 4).reshape(group, num_kv, TILE_KV, head_dim)
+        return _pad_head(got)
 
     def attend_group(g: jax.Array, out: jax.Array) -> jax.Array:
         def of_group(x: jax.Array) -> jax.Array:
@@ -190,7 +200,7 @@ def _attend_blocks(
             new_top = jnp.maximum(top, scores.max(axis=-1))
             shrink = jnp.exp(top - new_top)
             p = jnp.exp(scores - new_top[..., None])
-            total = total * shrink + p.sum(axis=-1)
+            total = total * shrink + row_sum(p, least_rows=NARROW_GROUP * num_heads)
             acc = acc * shrink[..., None] + jnp.einsum("gkru,gkud->gkrd", p, v)
             return new_top, total, acc
 
@@ -208,8 +218,14 @@ def _attend_blocks(
 
     num_groups = lax.div(num_blocks + (group - 1), group)
     out = lax.fori_loop(0, num_groups, attend_group, jnp.zeros_like(q_rows))
-    out = out.reshape(num, num_kv, width, shared, head_dim).transpose(0, 2, 1, 3, 4)
+    out = out[:, :, :num_rows, :head_dim].reshape(num, num_kv, width, shared, head_dim)
+    out = out.transpose(0, 2, 1, 3, 4)
     return out.reshape(q.shape).astype(q.dtype)
+
+
+def _pad_head(x: jax.Array) -> jax.Array:
+    """Zeros behind the last axis up to a multiple of HEAD_MULTIPLE."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % HEAD_MULTIPLE)])
 
 
 def _check_backend(backend: str) -> None:

@@ -12,6 +12,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from jaxinfer.config import MIN_ROWS
+from pallas_kernels.row_sum import row_sum
+
 
 def _empty(shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param:
     """A parameter to be filled by loading; modules are only ever built under `nnx.eval_shape`."""
@@ -28,7 +31,7 @@ class Linear(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         y = matmul_transposed(x, self.weight[...])
         if self.bias is not None:
-            y = y + self.bias[...].astype(jnp.float32)
+            y = y + self.bias[...].astype(jnp.float32)[None, :]
         return y.astype(x.dtype)
 
 
@@ -46,9 +49,9 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        mean_square = row_sum(wide * wide, least_rows=MIN_ROWS)[:, None] / x.shape[-1]
         normed = wide * lax.rsqrt(mean_square + self.eps)
-        return (normed * self.weight[...].astype(jnp.float32)).astype(x.dtype)
+        return (normed * self.weight[...].astype(jnp.float32)[None, :]).astype(x.dtype)
 
 
 class Embedding(nnx.Module):

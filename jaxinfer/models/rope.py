@@ -41,7 +41,7 @@ def rope_tables(
     positions: jax.Array, frequencies: npt.NDArray[np.float32]
 ) -> tuple[jax.Array, jax.Array]:
     """int32[T] -> (cos, sin), each float32[T, 1, head_dim / 2]."""
-    angles = positions.astype(jnp.float32)[:, None, None] * frequencies
+    angles = positions.astype(jnp.float32)[:, None, None] * frequencies[None, None, :]
     return jnp.cos(angles), jnp.sin(angles)
 
 

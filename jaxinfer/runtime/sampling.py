@@ -10,12 +10,16 @@ A draw is a function of (seed, position) alone: a row's token does not depend on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from jaxinfer.config import MIN_ROWS
+from pallas_kernels.row_sum import row_sum
 
 MAX_TOP = 20  # likeliest tokens that variant `full` reports
 DRAW_BLOCK = 256  # vocabulary entries that are summed before a draw looks inside
@@ -49,7 +53,7 @@ def sample(logits: jax.Array, arrays: SamplingArrays, variant: Variant) -> Sampl
     Variant `greedy` ignores the arrays, `plain` their filters.
     """
     top = jnp.max(logits, axis=-1, keepdims=True)
-    log_total = jnp.log(jnp.sum(jnp.exp(logits - top), axis=-1, keepdims=True)) + top
+    log_total = jnp.log(_row_sum(jnp.exp(logits - top)))[:, None] + top
     token_ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if variant != "greedy":
         is_drawn = arrays.temperature > 0
@@ -65,6 +69,10 @@ def sample(logits: jax.Array, arrays: SamplingArrays, variant: Variant) -> Sampl
     return Sampled(token_ids, logprobs, top_ids.astype(jnp.int32), top_logits - log_total)
 
 
+def _row_sum(x: jax.Array) -> jax.Array:
+    return row_sum(x, least_rows=MIN_ROWS * math.prod(x.shape[1:-1]))
+
+
 def _filter(weights: jax.Array, arrays: SamplingArrays) -> jax.Array:
     """float32[N, V], largest 1 -> the same with the tokens that a filter removes set to 0."""
     weights = jnp.where(weights >= arrays.min_p[:, None], weights, 0.0)
@@ -76,10 +84,10 @@ def _filter(weights: jax.Array, arrays: SamplingArrays) -> jax.Array:
 
     kth = _largest_threshold(holds_enough, arrays.top_k > 0)
     weights = jnp.where(weights >= kth[:, None], weights, 0.0)
-    needed = arrays.top_p * jnp.sum(weights, axis=-1)
+    needed = arrays.top_p * _row_sum(weights)
 
     def weighs_enough(threshold: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.where(weights >= threshold[:, None], weights, 0.0), axis=-1) >= needed
+        return _row_sum(jnp.where(weights >= threshold[:, None], weights, 0.0)) >= needed
 
     least = _largest_threshold(weighs_enough, arrays.top_p < 1)
     return jnp.where(weights >= least[:, None], weights, 0.0)
@@ -117,7 +125,7 @@ def _draw(weights: jax.Array, arrays: SamplingArrays) -> jax.Array:
     weights = jnp.pad(weights, ((0, 0), (0, -vocab_size % DRAW_BLOCK)))
     blocks = weights.reshape(num_rows, -1, DRAW_BLOCK)
     uniforms = jax.vmap(_uniform_pair)(arrays.seeds, arrays.positions)
-    block = _pick(blocks.sum(axis=-1), uniforms[:, 0])
+    block = _pick(_row_sum(blocks), uniforms[:, 0])
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
     return block * DRAW_BLOCK + _pick(inside, uniforms[:, 1])
 
