@@ -16,6 +16,7 @@ from jaxinfer.build import Built, build
 from jaxinfer.config import EngineConfig, SamplingParams, replace
 from jaxinfer.errors import InvalidRequest
 from jaxinfer.outputs import RequestOutput, TokenLogprob
+from jaxinfer.runtime.memory_plan import MemoryPlan
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.stats import RequestStats
 
@@ -88,6 +89,11 @@ class LLM:
         self.tokenizer = self._built.tokenizer
         self.max_model_len = self._built.max_model_len
         self.version = self._built.version
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """What of the device's memory the weights and the KV pool take, and what the pool holds."""
+        return self._built.plan
 
     def generate(
         self, prompts: Prompts, sampling: SamplingParams | None = None, **fields: Any
