@@ -1,0 +1,71 @@
+"""The bits of a sum do not depend on how many rows are summed beside it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.row_sum import SAME_ORDER_FROM, row_sum
+
+ROWS = (8, 9, 16, 24, 32, 64, 128, 512, 1024)
+FOLDED = (1, 2, 3, 7, 16, 48, 64, 100, 128, 256, 420, 500)
+LONG = (512, 513, 576, 2048, 5000)  # 8 rows of these are past SAME_ORDER_FROM
+
+
+@partial(jax.jit, static_argnames="least_rows")
+def summed(x: jax.Array, least_rows: int) -> jax.Array:
+    return row_sum(x, least_rows=least_rows)
+
+
+def numbers(width: int, rows: int = max(ROWS)) -> np.ndarray:
+    """Of very different sizes, so that the order of a sum shows in its bits."""
+    rng = np.random.default_rng(width)
+    return (rng.normal(size=(rows, width)) * 10 ** rng.uniform(-3, 3, (rows, width))).astype(
+        np.float32
+    )
+
+
+@pytest.mark.parametrize("width", FOLDED + LONG)
+def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(width: int):
+    x = numbers(width)
+    want = np.asarray(summed(x, least_rows=8))
+    for rows in ROWS:
+        np.testing.assert_array_equal(summed(x[:rows], least_rows=8), want[:rows])
+
+
+@pytest.mark.parametrize("width", (1, 48, 576))
+def test_a_row_alone_has_the_same_bits_when_sums_are_always_folded(width: int):
+    x = numbers(width, 32)
+    want = np.asarray(summed(x, least_rows=1))
+    for rows in (1, 2, 3, 7, 8, 31):
+        np.testing.assert_array_equal(summed(x[:rows], least_rows=1), want[:rows])
+
+
+@pytest.mark.parametrize("width", FOLDED + LONG)
+def test_the_sum_is_the_sum(width: int):
+    x = numbers(width, 64)
+    exact = x.astype(np.float64).sum(axis=1)
+    bound = np.abs(x).astype(np.float64).sum(axis=1) * 1e-6
+    assert (np.abs(np.asarray(summed(x, least_rows=8)) - exact) <= bound).all()
+
+
+def test_leading_axes_are_kept():
+    x = numbers(40, 24).reshape(2, 3, 4, 40)
+    assert row_sum(jnp.asarray(x), least_rows=1).shape == (2, 3, 4)
+
+
+def test_rows_are_folded_only_where_few_of_them_could_be_summed():
+    """Long rows keep the compiler's reduction; the number of rows that are there does not count."""
+    width = SAME_ORDER_FROM // 8
+
+    def has_reduction(rows: int, width: int) -> bool:
+        text = summed.lower(jax.ShapeDtypeStruct((rows, width), np.float32), least_rows=8).as_text()
+        return "stablehlo.reduce" in text
+
+    assert has_reduction(8, width)
+    assert not has_reduction(8, width - 1)
+    assert not has_reduction(1024, width - 1)
