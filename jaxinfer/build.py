@@ -100,8 +100,14 @@ def _assemble(
     )
     backend = resolve_backend(config.kernel_backend)
     steps = Steps(decoder, max_rows=buckets.max_rows, backend=backend)
+    is_fused = _is_fused(config.step_programs)
     program_list = ProgramList(
-        decoder, steps, buckets, num_pages=plan.num_pages, page_size=plan.page_size
+        decoder,
+        steps,
+        buckets,
+        num_pages=plan.num_pages,
+        page_size=plan.page_size,
+        is_fused=is_fused,
     )
     key = program_key((decoder.config, decoder.dtype, plan, buckets, backend))
     cache = ProgramCache(cache_dir / "programs", key)
@@ -131,9 +137,7 @@ def _assemble(
         buckets,
         version=checkpoint.version,
         max_model_len=plan.max_model_len,
-        program=lambda tokens: make_ready([program := program_list.score(tokens)], cache)[
-            program.name
-        ],
+        programs=lambda tokens: make_ready(program_list.score(tokens), cache),
     )
     return Built(
         engine=engine,
@@ -192,6 +196,13 @@ def _tokenizer(checkpoint: Checkpoint, source: ModelSource) -> Tokenizer:
         add_bos=checkpoint.add_bos,
         eos_token_ids=checkpoint.eos_token_ids,
     )
+
+
+def _is_fused(step_programs: str) -> bool:
+    """`auto`: one launch per step on a GPU; on a CPU, programs that compile and load quickly."""
+    if step_programs == "auto":
+        return jax.default_backend() == "gpu"
+    return step_programs == "fused"
 
 
 def _make_ready(programs: list[Program], cache: ProgramCache, show_progress: bool) -> Programs:

@@ -153,6 +153,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     kernel_backend: KernelBackend = "auto"
+    step_programs: Literal["auto", "layered", "fused"] = "auto"  # auto: fused on a GPU
     memory_utilization: float = 0.9  # share of a GPU's memory that may be planned
     seed: int | None = None  # of requests that name none; None: from the system
     cache_dir: str | None = None  # models and compiled programs; None: ~/.cache/jaxinfer

@@ -23,6 +23,7 @@ from pallas_kernels.row_sum import row_sum
 TILE_KV = 128  # tokens; a page size must divide it
 NARROW_GROUP = 8  # blocks of one query that are computed together
 WIDE_GROUP = 4  # blocks of several queries that are computed together
+LANES = 16  # running sums of a softmax's weights, added up at the end
 LEAST_ROWS = 2  # of one product: XLA CPU computes a single row in another order
 HEAD_MULTIPLE = 64  # head dims in between make the blocking of a product depend on its rows
 MASKED = -1e30  # a finite stand-in for -inf: exp(MASKED - m) is exactly 0
@@ -200,20 +201,21 @@ def _attend_blocks(
             new_top = jnp.maximum(top, scores.max(axis=-1))
             shrink = jnp.exp(top - new_top)
             p = jnp.exp(scores - new_top[..., None])
-            total = total * shrink + row_sum(p, least_rows=NARROW_GROUP * num_heads)
+            total = total * shrink[..., None] + _lane_sums(p)
             acc = acc * shrink[..., None] + jnp.einsum("gkru,gkud->gkrd", p, v)
             return new_top, total, acc
 
         shape = q_g.shape[:3]
         start = (
             jnp.full(shape, MASKED, jnp.float32),
-            jnp.zeros(shape, jnp.float32),
+            jnp.zeros((*shape, LANES), jnp.float32),
             jnp.zeros(q_g.shape, jnp.float32),
         )
         num_tiles = lax.div(last.max() + TILE_KV, TILE_KV)
         _, total, acc = lax.fori_loop(0, num_tiles, visit, start)
         is_real = (positions_g >= 0)[:, None, :, None]
-        result = jnp.where(is_real, acc / jnp.maximum(total, 1e-30)[..., None], 0.0)
+        total = jnp.maximum(row_sum(total), 1e-30)
+        result = jnp.where(is_real, acc / total[..., None], 0.0)
         return lax.dynamic_update_slice_in_dim(out, result, g * group, axis=0)
 
     num_groups = lax.div(num_blocks + (group - 1), group)
@@ -221,6 +223,18 @@ def _attend_blocks(
     out = out[:, :, :num_rows, :head_dim].reshape(num, num_kv, width, shared, head_dim)
     out = out.transpose(0, 2, 1, 3, 4)
     return out.reshape(q.shape).astype(q.dtype)
+
+
+def _lane_sums(p: jax.Array) -> jax.Array:
+    """float[..., TILE_KV] -> float[..., LANES], by additions of whole slices.
+
+    A reduction here would be fused with the multiply and add that follow, differently for few and
+    for many rows.
+    """
+    lanes = p[..., :LANES]
+    for start in range(LANES, TILE_KV, LANES):
+        lanes = lanes + p[..., start : start + LANES]
+    return lanes
 
 
 def _pad_head(x: jax.Array) -> jax.Array:

@@ -14,12 +14,12 @@ from jaxinfer.models.rope import apply_rope
 
 
 class KVCache(Protocol):
-    """Keeps keys and values of all layers; `attend` is called once per layer, in order.
+    """Keeps the keys and values of one layer.
 
     Implementations: `DenseKV` below, and `PagedKV` in jaxinfer/runtime/kv_cache.py.
     """
 
-    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         """Stores k, v float[T, K, D] and attends q float[T, H, D] to what it may see.
 
         Returns: float[T, H, D].
@@ -28,7 +28,7 @@ class KVCache(Protocol):
 
 
 class DenseKV:
-    """One sequence's keys and values as plain growing arrays, for tests and research.
+    """One sequence's keys and values in one layer as growing arrays, for tests and research.
 
     Call the model with the next tokens of the same sequence, in order; plain softmax over all of
     it, in float32.
@@ -36,14 +36,12 @@ class DenseKV:
 
     def __init__(self, config: ModelConfig):
         empty = jnp.zeros((0, config.num_key_value_heads, config.head_dim), jnp.float32)
-        self.keys = [empty] * config.num_hidden_layers
-        self.values = [empty] * config.num_hidden_layers
+        self.keys, self.values = empty, empty
         self._scale = config.head_dim**-0.5
 
-    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        keys = jnp.concatenate([self.keys[layer], k.astype(jnp.float32)])
-        values = jnp.concatenate([self.values[layer], v.astype(jnp.float32)])
-        self.keys[layer], self.values[layer] = keys, values
+    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        keys = self.keys = jnp.concatenate([self.keys, k.astype(jnp.float32)])
+        values = self.values = jnp.concatenate([self.values, v.astype(jnp.float32)])
         shared = q.shape[1] // k.shape[1]
         keys, values = (jnp.repeat(x, shared, axis=1) for x in (keys, values))
         scores = jnp.einsum("thd,uhd->htu", q.astype(jnp.float32) * self._scale, keys)
@@ -56,7 +54,7 @@ class DenseKV:
 class Attention(nnx.Module):
     """Grouped-query attention (arXiv:2305.13245) with rotary positions."""
 
-    def __init__(self, config: ModelConfig, *, layer: int, dtype: jnp.dtype):
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype):
         dim, head_dim = config.hidden_size, config.head_dim
         q_dim, kv_dim = (
             n * head_dim for n in (config.num_attention_heads, config.num_key_value_heads)
@@ -65,7 +63,6 @@ class Attention(nnx.Module):
         self.k_proj = Linear(dim, kv_dim, use_bias=config.qkv_bias, dtype=dtype)
         self.v_proj = Linear(dim, kv_dim, use_bias=config.qkv_bias, dtype=dtype)
         self.o_proj = Linear(q_dim, dim, use_bias=config.out_bias, dtype=dtype)
-        self.layer = layer
         self.head_dim = head_dim
 
     def __call__(
@@ -77,5 +74,5 @@ class Attention(nnx.Module):
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = apply_rope(q, *rope), apply_rope(k, *rope)
-        out = kv_cache.attend(self.layer, q, k, v)
+        out = kv_cache.attend(q, k, v)
         return self.o_proj(out.reshape(x.shape[0], -1))

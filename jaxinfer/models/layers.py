@@ -49,8 +49,10 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
-        mean_square = row_sum(wide * wide, least_rows=MIN_ROWS)[:, None] / x.shape[-1]
-        normed = wide * lax.rsqrt(mean_square + self.eps)
+        dim = x.shape[-1]
+        # rsqrt(mean + eps) without a product before the sum (pallas_kernels/row_sum.py says why).
+        total = row_sum(wide * wide, least_rows=MIN_ROWS) + dim * self.eps
+        normed = wide * (lax.rsqrt(total) * dim**0.5)[:, None]
         return (normed * self.weight[...].astype(jnp.float32)[None, :]).astype(x.dtype)
 
 

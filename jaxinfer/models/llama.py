@@ -17,32 +17,30 @@ from jaxinfer.models.rope import inverse_frequencies, rope_tables
 
 
 class LlamaLayer(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the same module for all layers."""
 
-    def __init__(self, config: ModelConfig, *, layer: int, dtype: jnp.dtype):
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype):
         dim, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(dim, eps=eps, dtype=dtype)
-        self.self_attn = Attention(config, layer=layer, dtype=dtype)
+        self.self_attn = Attention(config, dtype=dtype)
         self.post_attention_layernorm = RMSNorm(dim, eps=eps, dtype=dtype)
         self.mlp = MLP(dim, config.intermediate_size, use_bias=config.mlp_bias, dtype=dtype)
 
     def __call__(
         self, x: jax.Array, rope: tuple[jax.Array, jax.Array], kv_cache: KVCache
     ) -> jax.Array:
+        """float[T, E] -> float[T, E]."""
         with jax.named_scope("attn"):
             x = x + self.self_attn(self.input_layernorm(x), rope, kv_cache)
         with jax.named_scope("mlp"):
             return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class LlamaModel(nnx.Module):
-    """Token ids -> hidden states; `logits` turns the wanted rows of them into scores."""
+class LlamaTop(nnx.Module):
+    """What stands before and after the layers."""
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype):
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
-        self.layers = nnx.List(
-            [LlamaLayer(config, layer=i, dtype=dtype) for i in range(config.num_hidden_layers)]
-        )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
         if not config.tie_word_embeddings:
             self.lm_head = Linear(
@@ -50,16 +48,15 @@ class LlamaModel(nnx.Module):
             )
         self.config = config
 
-    def __call__(self, token_ids: jax.Array, positions: jax.Array, kv_cache: KVCache) -> jax.Array:
-        """int32[T], int32[T] -> float[T, E], after the last norm."""
+    def begin(
+        self, token_ids: jax.Array, positions: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """int32[T], int32[T] -> what the first layer takes: float[T, E] and the rotary tables."""
         rope = rope_tables(positions, inverse_frequencies(self.config))
-        x = self.embed_tokens(token_ids)
-        for layer in self.layers:
-            x = layer(x, rope, kv_cache)
-        return self.norm(x)
+        return self.embed_tokens(token_ids), rope
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """float[N, E] -> float32[N, V]."""
+        """float[N, E], after `norm` -> float32[N, V]."""
         with jax.named_scope("head"):
             head = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
             return matmul_transposed(hidden, head.weight[...])

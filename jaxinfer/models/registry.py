@@ -9,31 +9,65 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.tree_util import SequenceKey
 
 from checkpoints.load import WeightSpec
 from jaxinfer.errors import ConfigError
+from jaxinfer.models.attention import DenseKV
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.llama import LlamaModel
+from jaxinfer.models.llama import LlamaLayer, LlamaTop
 
-FAMILIES: dict[str, type[LlamaModel]] = {
-    "LlamaForCausalLM": LlamaModel,
-    "MistralForCausalLM": LlamaModel,
-    "Qwen2ForCausalLM": LlamaModel,
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The modules of a decoder family; each takes (config, dtype=)."""
+
+    top: type[LlamaTop]
+    layer: type[LlamaLayer]
+
+
+LLAMA = Family(LlamaTop, LlamaLayer)
+FAMILIES = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": LLAMA,
+    "Qwen2ForCausalLM": LLAMA,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model without weights: what it is, and which parameters it takes."""
+    """A model without weights: what it is, and which parameters it takes.
+
+    Parameters are nested dicts: those of the top, and `layers`, a list with one dict per layer.
+    """
 
     config: ModelConfig
-    graph: nnx.GraphDef[LlamaModel]  # static: bind(params) makes the callable model
-    param_shapes: dict[str, Any]  # nested dict of ShapeDtypeStruct, list indices as int keys
+    top: nnx.GraphDef[LlamaTop]  # static: bound to parameters, it is the callable module
+    layer: nnx.GraphDef[LlamaLayer]
+    param_shapes: dict[str, Any]  # of ShapeDtypeStruct
     dtype: jnp.dtype  # of the parameters and of the activations
 
-    def bind(self, params: dict[str, Any]) -> LlamaModel:
-        """The model with `params` (nested dicts and lists), for use while tracing."""
-        return nnx.merge(self.graph, _keyed(params))
+    def bind_top(self, params: dict[str, Any]) -> LlamaTop:
+        """Embedding, last norm and head, for use while tracing; `layers` in params is ignored."""
+        return nnx.merge(self.top, {k: v for k, v in params.items() if k != "layers"})
+
+    def bind_layer(self, params: dict[str, Any]) -> LlamaLayer:
+        """One layer, for use while tracing."""
+        return nnx.merge(self.layer, params)
+
+    def run_dense(
+        self, params: dict[str, Any], token_ids: jax.Array, caches: list[DenseKV], start: int = 0
+    ) -> jax.Array:
+        """int32[T] at positions start.. of one sequence -> float32[T, V], without pages.
+
+        The plain form of the model, for tests and research; `caches` holds one DenseKV per layer.
+        """
+        top = self.bind_top(params)
+        positions = start + jnp.arange(len(token_ids), dtype=jnp.int32)
+        x, rope = top.begin(token_ids, positions)
+        for layer, cache in zip(params["layers"], caches, strict=True):
+            x = self.bind_layer(layer)(x, rope, cache)
+        return top.logits(top.norm(x))
 
     def weight_plan(self) -> list[WeightSpec]:
         """Which tensor of a Hugging Face checkpoint fills each parameter.
@@ -42,20 +76,14 @@ class Decoder:
         is `model.layers.3.mlp.up_proj.weight`; only the head stands outside `model.`.
         """
         leaves = jax.tree_util.tree_leaves_with_path(self.param_shapes)
-        return [_spec(tuple(key.key for key in path), leaf.shape) for path, leaf in leaves]
+        return [_spec(path, leaf.shape) for path, leaf in leaves]
 
 
-def _spec(path: tuple[str | int, ...], shape: tuple[int, ...]) -> WeightSpec:
+def _spec(keys: tuple[Any, ...], shape: tuple[int, ...]) -> WeightSpec:
+    path = tuple(key.idx if isinstance(key, SequenceKey) else key.key for key in keys)
     dotted = ".".join(map(str, path))
     names = (dotted,) if path[0] == "lm_head" else (f"model.{dotted}", dotted)
     return WeightSpec(path=path, names=names, shape=shape)
-
-
-def _keyed(tree: Any) -> Any:
-    """Lists become dicts with int keys, which is how Flax spells them."""
-    if isinstance(tree, list):
-        tree = dict(enumerate(tree))
-    return {key: _keyed(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
 
 
 def decoder_for(hf_config: Mapping[str, Any], *, dtype: jnp.dtype) -> Decoder:
@@ -68,5 +96,14 @@ def decoder_for(hf_config: Mapping[str, Any], *, dtype: jnp.dtype) -> Decoder:
             f"got {', '.join(map(str, names))}"
         )
     config = ModelConfig.from_hf(hf_config)
-    graph, state = nnx.split(nnx.eval_shape(lambda: family(config, dtype=dtype)))
-    return Decoder(config, graph, nnx.to_pure_dict(state), dtype)
+    top, top_shapes = _abstract(family.top, config, dtype)
+    layer, layer_shapes = _abstract(family.layer, config, dtype)
+    shapes = top_shapes | {"layers": [layer_shapes] * config.num_hidden_layers}
+    return Decoder(config, top, layer, shapes, dtype)
+
+
+def _abstract(
+    module: type[nnx.Module], config: ModelConfig, dtype: jnp.dtype
+) -> tuple[Any, dict[str, Any]]:
+    graph, state = nnx.split(nnx.eval_shape(lambda: module(config, dtype=dtype)))
+    return graph, nnx.to_pure_dict(state)

@@ -40,6 +40,18 @@ class Programs:
     def __getitem__(self, name: str) -> Compiled:
         return self.by_name[name]
 
+    def get(self, name: str) -> Compiled | None:
+        return self.by_name.get(name)
+
+    def merged(self, other: Programs) -> Programs:
+        """These and the other's."""
+        return Programs(
+            by_name=self.by_name | other.by_name,
+            num_compiled=self.num_compiled + other.num_compiled,
+            num_loaded=self.num_loaded + other.num_loaded,
+            seconds=self.seconds + other.seconds,
+        )
+
 
 def make_ready(
     programs: Sequence[Program],

@@ -32,43 +32,45 @@ def make_pages(config: ModelConfig, *, num_pages: int, page_size: int, dtype: jn
 
 
 class PagedKV:
-    """A `KVCache` over the pool for the tokens of one step. Lives only while the step is traced.
+    """A `KVCache` over one layer's pages for the tokens of one step. Lives while that is traced.
 
     Args:
-        pages: the pool; `pages` afterwards is the pool with this step's keys and values.
+        pages: keys and values of the layer; `pages` afterwards has this step's, too.
         page_table: int32[R, M].
         positions: int32[T]; -1 marks padding, which is written nowhere.
-        rows: int32[T]: each token's row of page_table.
-        blocks: a prefill step's query blocks; None for a decode step, where rows is 0..T-1.
+        rows: int32[T]: each token's row of page_table; None for a decode step: 0..T-1.
+        blocks: a prefill step's query blocks; None for a decode step.
     """
 
     def __init__(
         self,
-        pages: KVPages,
+        pages: tuple[jax.Array, jax.Array],
         page_table: jax.Array,
         positions: jax.Array,
-        rows: jax.Array,
+        rows: jax.Array | None,
         blocks: QueryBlocks | None,
         *,
         backend: Backend,
     ):
-        self.pages = list(pages)
+        self.pages = pages
+        if rows is None:
+            rows = jnp.arange(len(positions), dtype=jnp.int32)
         self._page_table, self._positions, self._rows = page_table, positions, rows
         self._blocks, self._backend = blocks, backend
-        num_pages, _, page_size, _ = pages[0][0].shape
+        num_pages, _, page_size, _ = pages[0].shape
         at = jnp.maximum(positions, 0)
         own_page = page_table[rows, at // page_size]
         # An index past the pool is dropped by the scatter; -1 would wrap to the last page.
         self._page = jnp.where(positions >= 0, own_page, num_pages)
         self._slot = at % page_size
 
-    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         with jax.named_scope("kv_write"):
-            pages = tuple(
+            keys, values = (
                 pool.at[self._page, :, self._slot].set(new.astype(pool.dtype), mode="drop")
-                for pool, new in zip(self.pages[layer], (k, v), strict=True)
+                for pool, new in zip(self.pages, (k, v), strict=True)
             )
-        self.pages[layer] = pages
+        self.pages = pages = (keys, values)
         scale = q.shape[-1] ** -0.5
         if self._blocks is None:
             return paged_attention(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Iterator
+from typing import get_args
 
 import jax
 import numpy as np
@@ -10,24 +12,27 @@ import numpy as np
 from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.aot import Program
 from jaxinfer.runtime.kv_cache import page_shape
-from jaxinfer.runtime.sampling import SamplingArrays
-from jaxinfer.runtime.steps import DecodeArrays, PrefillArrays, Steps
+from jaxinfer.runtime.sampling import SamplingArrays, Variant
+from jaxinfer.runtime.steps import DecodeArrays, PrefillArrays, StepArrays, Steps, without_layers
 from jaxinfer.scheduling.buckets import Buckets
 from pallas_kernels.paged_attention import QueryBlocks
 
-VARIANTS = ("greedy", "plain", "full")
 
-
-def step_name(kind: str, bucket: int) -> str:
-    return f"{kind} {'rows' if kind == 'decode' else 'tokens'}={bucket}"
+def step_name(kind: str, bucket: int, part: str) -> str:
+    """Part: begin, layer or end of a layered step, or `step` for a fused one."""
+    return f"{kind} {'rows' if kind == 'decode' else 'tokens'}={bucket} {part}"
 
 
 def sample_name(variant: str, rows: int) -> str:
-    return f"sample {variant} rows={rows}"
+    return f"sample rows={rows} {variant}"
 
 
 class ProgramList:
-    """Enumerates every program of a decoder over its buckets, with the shapes of its arguments."""
+    """Enumerates the programs.
+
+    Args:
+        is_fused: one program per step; else begin, layer and end (jaxinfer/runtime/steps.py).
+    """
 
     def __init__(
         self,
@@ -37,56 +42,63 @@ class ProgramList:
         *,
         num_pages: int,
         page_size: int,
+        is_fused: bool,
     ):
-        self._steps, self._buckets = steps, buckets
+        self._steps, self._buckets, self._is_fused = steps, buckets, is_fused
         shape = page_shape(decoder.config, num_pages=num_pages, page_size=page_size)
         page = jax.ShapeDtypeStruct(shape, decoder.dtype)
         self._pages = [(page, page)] * decoder.config.num_hidden_layers
-        self._params = _as_loaded(decoder.param_shapes)
-        self._hidden = jax.ShapeDtypeStruct(
-            (buckets.max_rows, decoder.config.hidden_size), decoder.dtype
-        )
+        self._params = decoder.param_shapes
+        self._top = without_layers(self._params)
+        self._dim, self._dtype = decoder.config.hidden_size, decoder.dtype
 
     def serving(self) -> list[Program]:
-        """What an engine may call, largest layers first so that the cores stay busy to the end."""
+        """What an engine may call, the longest to compile first, so that all cores end together."""
         buckets = self._buckets
-        return [
-            *(self._prefill(tokens) for tokens in reversed(buckets.tokens)),
-            *(self._decode(rows) for rows in reversed(buckets.rows)),
-            *(self._sample(rows, v) for rows in reversed(buckets.rows) for v in VARIANTS),
-        ]
+        programs: list[Program] = []
+        for tokens in reversed(buckets.tokens):
+            programs += self._step("prefill", tokens, self._prefill_arrays(tokens))
+        for rows in reversed(buckets.rows):
+            programs += self._step("decode", rows, self._decode_arrays(rows))
+        programs += (self._sample(rows, v) for v in get_args(Variant) for rows in buckets.rows)
+        return programs
 
-    def score(self, tokens: int) -> Program:
+    def score(self, tokens: int) -> list[Program]:
         """What `ModelRunner.score_chunk` calls for this bucket."""
-        arrays = self._prefill_arrays(tokens)
-        return Program(
-            f"score tokens={tokens}",
-            lambda: self._steps.score.lower(self._params, self._pages, arrays, _int32(tokens)),
-        )
+        parts = list(self._parts("prefill", tokens, self._prefill_arrays(tokens)))
+        x = jax.ShapeDtypeStruct((tokens, self._dim), self._dtype)
+        lower = functools.partial(self._steps.score.lower, self._top, x, _int32(tokens))
+        return [*parts[:2], Program(step_name("prefill", tokens, "score"), lower)]
 
-    def _prefill(self, tokens: int) -> Program:
-        arrays = self._prefill_arrays(tokens)
-        return Program(
-            step_name("prefill", tokens),
-            lambda: self._steps.prefill.lower(self._params, self._pages, arrays),
-        )
+    def _step(self, kind: str, bucket: int, arrays: StepArrays) -> list[Program]:
+        if not self._is_fused:
+            return list(self._parts(kind, bucket, arrays))
+        lower = functools.partial(self._steps.fused.lower, self._params, self._pages, arrays)
+        return [Program(step_name(kind, bucket, "step"), lower)]
 
-    def _decode(self, rows: int) -> Program:
-        table = _int32(rows, self._buckets.max_pages_per_seq)
-        arrays = DecodeArrays(_int32(rows), _int32(rows), table)
-        return Program(
-            step_name("decode", rows),
-            lambda: self._steps.decode.lower(self._params, self._pages, arrays),
-        )
+    def _parts(self, kind: str, bucket: int, arrays: StepArrays) -> Iterator[Program]:
+        """Layer, begin, end: of a layered step."""
+        steps = self._steps
+        x, rope = jax.eval_shape(steps.begin, self._top, arrays)
+        layer = self._params["layers"][0], self._pages[0], x, rope, arrays
+        for part, function, args in (
+            ("layer", steps.layer, layer),
+            ("begin", steps.begin, (self._top, arrays)),
+            ("end", steps.end, (self._top, x, arrays)),
+        ):
+            yield Program(step_name(kind, bucket, part), functools.partial(function.lower, *args))
 
-    def _sample(self, rows: int, variant: str) -> Program:
+    def _sample(self, rows: int, variant: Variant) -> Program:
         real = jax.ShapeDtypeStruct((rows,), np.float32)
         seeds = jax.ShapeDtypeStruct((rows, 2), np.uint32)
         arrays = SamplingArrays(real, _int32(rows), real, real, seeds, _int32(rows))
-        return Program(
-            sample_name(variant, rows),
-            lambda: self._steps.sample[variant].lower(self._params, self._hidden, arrays),
-        )
+        hidden = jax.ShapeDtypeStruct((self._buckets.max_rows, self._dim), self._dtype)
+        lower = functools.partial(self._steps.sample[variant].lower, self._top, hidden, arrays)
+        return Program(sample_name(variant, rows), lower)
+
+    def _decode_arrays(self, rows: int) -> DecodeArrays:
+        table = _int32(rows, self._buckets.max_pages_per_seq)
+        return DecodeArrays(_int32(rows), _int32(rows), table)
 
     def _prefill_arrays(self, tokens: int) -> PrefillArrays:
         buckets = self._buckets
@@ -104,12 +116,3 @@ class ProgramList:
 
 def _int32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, np.int32)
-
-
-def _as_loaded(tree: Any) -> Any:
-    """Int-keyed dicts, as Flax spells lists, become the lists that loading gives."""
-    if not isinstance(tree, dict):
-        return tree
-    if all(isinstance(key, int) for key in tree):
-        return [_as_loaded(tree[key]) for key in sorted(tree)]
-    return {key: _as_loaded(value) for key, value in tree.items()}

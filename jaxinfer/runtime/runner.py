@@ -7,13 +7,18 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jax.stages import Compiled
 
 from jaxinfer.runtime.aot import Programs
 from jaxinfer.runtime.kv_cache import KVPages
 from jaxinfer.runtime.program_list import sample_name, step_name
 from jaxinfer.runtime.sampling import Sampled, SamplingArrays
-from jaxinfer.runtime.steps import DecodeArrays, Params, PrefillArrays
+from jaxinfer.runtime.steps import (
+    DecodeArrays,
+    Params,
+    PrefillArrays,
+    StepArrays,
+    without_layers,
+)
 from jaxinfer.scheduling.batch import Batch, SamplingBatch, StepResult
 from pallas_kernels.paged_attention import QueryBlocks
 
@@ -29,23 +34,38 @@ class PendingStep:
 class ModelRunner:
     """Owns the parameters by version and the KV pool; calls finished executables only.
 
-    The pool is donated to every step and rebound to what the step returns.
+    Pages are donated to every program that writes them and rebound to what it returns.
     """
 
     def __init__(self, params: Mapping[str, Params], pages: KVPages, programs: Programs):
         self._params = dict(params)
-        self._pages = pages
+        self._tops = {version: without_layers(tree) for version, tree in params.items()}
+        self._pages = list(pages)
         self._programs = programs
 
     def dispatch(self, batch: Batch) -> PendingStep:
-        """Starts the step's programs and returns at once."""
-        params = self._params[batch.version]
-        program = self._programs[step_name(batch.kind, batch.bucket)]
-        self._pages, hidden = program(params, self._pages, _step_arrays(batch))
+        """Starts the step's programs and returns while the device works."""
+        arrays = jax.device_put(_step_arrays(batch))
+        step = self._programs.get(step_name(batch.kind, batch.bucket, "step"))
+        if step is not None:
+            self._pages, hidden = step(self._params[batch.version], self._pages, arrays)
+        else:
+            x = self._run_layers(batch.kind, batch.bucket, batch.version, arrays)
+            end = self._programs[step_name(batch.kind, batch.bucket, "end")]
+            hidden = end(self._tops[batch.version], x, arrays)
         sampling = batch.sampling
         sample = self._programs[sample_name(sampling.variant, len(sampling.temperature))]
-        sampled = sample(params, hidden, _sampling_arrays(sampling))
+        sampled = sample(self._tops[batch.version], hidden, _sampling_arrays(sampling))
         return PendingStep(sampled, batch.num_sampled)
+
+    def _run_layers(self, kind: str, bucket: int, version: str, arrays: StepArrays) -> jax.Array:
+        """Begin and all layers of a layered step: float[T, E]."""
+        begin = self._programs[step_name(kind, bucket, "begin")]
+        layer = self._programs[step_name(kind, bucket, "layer")]
+        x, rope = begin(self._tops[version], arrays)
+        for i, params in enumerate(self._params[version]["layers"]):
+            x, self._pages[i] = layer(params, self._pages[i], x, rope, arrays)
+        return x
 
     def collect(self, pending: PendingStep) -> StepResult:
         """Waits for the step and fetches what it sampled, in one transfer."""
@@ -60,14 +80,19 @@ class ModelRunner:
         )
 
     def score_chunk(
-        self, version: str, program: Compiled, arrays: PrefillArrays, targets: np.ndarray
+        self, version: str, bucket: int, arrays: PrefillArrays, targets: np.ndarray
     ) -> np.ndarray:
         """Runs one chunk of a known text.
 
         Returns: float32[T], the log-probability of targets int32[T] after each token.
         """
-        self._pages, logprobs = program(self._params[version], self._pages, arrays, targets)
-        return jax.device_get(logprobs)
+        x = self._run_layers("prefill", bucket, version, jax.device_put(arrays))
+        score = self._programs[step_name("prefill", bucket, "score")]
+        return jax.device_get(score(self._tops[version], x, targets))
+
+    def add_programs(self, programs: Programs) -> None:
+        """More executables, e.g. those of scoring."""
+        self._programs = self._programs.merged(programs)
 
 
 def _step_arrays(batch: Batch) -> DecodeArrays | PrefillArrays:

@@ -53,7 +53,7 @@ def sample(logits: jax.Array, arrays: SamplingArrays, variant: Variant) -> Sampl
     Variant `greedy` ignores the arrays, `plain` their filters.
     """
     top = jnp.max(logits, axis=-1, keepdims=True)
-    log_total = jnp.log(_row_sum(jnp.exp(logits - top)))[:, None] + top
+    log_sum = log_total(logits)[:, None]
     token_ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if variant != "greedy":
         is_drawn = arrays.temperature > 0
@@ -63,10 +63,16 @@ def sample(logits: jax.Array, arrays: SamplingArrays, variant: Variant) -> Sampl
             weights = _filter(weights, arrays)
         token_ids = jnp.where(is_drawn, _draw(weights, arrays), token_ids)
     chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=-1)
-    logprobs = (chosen - log_total)[:, 0]
+    logprobs = (chosen - log_sum)[:, 0]
     num_top = min(MAX_TOP, logits.shape[1]) if variant == "full" else 0
     top_logits, top_ids = lax.top_k(logits, num_top)
-    return Sampled(token_ids, logprobs, top_ids.astype(jnp.int32), top_logits - log_total)
+    return Sampled(token_ids, logprobs, top_ids.astype(jnp.int32), top_logits - log_sum)
+
+
+def log_total(logits: jax.Array) -> jax.Array:
+    """log(sum(exp)) of float32[N, V] -> float32[N]; its bits do not depend on N."""
+    top = jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.log(_row_sum(jnp.exp(logits - top))) + top[:, 0]
 
 
 def _row_sum(x: jax.Array) -> jax.Array:

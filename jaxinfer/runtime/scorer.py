@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jax.stages import Compiled
 
 from jaxinfer.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from jaxinfer.runtime.aot import Programs
 from jaxinfer.runtime.runner import ModelRunner
 from jaxinfer.runtime.steps import PrefillArrays
 from jaxinfer.scheduling.buckets import Buckets
@@ -21,7 +21,7 @@ class Scorer:
     """Runs texts through the prefill arithmetic, in chunks, on pages that it gives back.
 
     Args:
-        program: makes the score program of a token bucket ready; called once, at first use.
+        programs: makes the programs of scoring ready for a token bucket; called once, at first use.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class Scorer:
         *,
         version: str,
         max_model_len: int,
-        program: Callable[[int], Compiled],
+        programs: Callable[[int], Programs],
     ):
         self._runner, self._pool, self._buckets = runner, pool, buckets
         self._version, self._max_model_len = version, max_model_len
-        self._make_program = program
-        self._program: Compiled | None = None
+        self._make_programs = programs
+        self._is_ready = False
 
     def score(self, token_ids: Sequence[int]) -> np.ndarray:
         """float32[len - 1]: log-probability of each token but the first, given those before it.
@@ -67,8 +67,9 @@ class Scorer:
 
     def _score(self, ids: np.ndarray, pages: list[int]) -> np.ndarray:
         bucket = self._buckets.tokens_for(min(SCORE_TOKENS, self._buckets.max_tokens))
-        if self._program is None:
-            self._program = self._make_program(bucket)
+        if not self._is_ready:
+            self._runner.add_programs(self._make_programs(bucket))
+            self._is_ready = True
         table = np.zeros((self._buckets.max_rows, self._buckets.max_pages_per_seq), np.int32)
         table[0, : len(pages)] = pages
         out = np.empty(len(ids) - 1, np.float32)
@@ -77,7 +78,7 @@ class Scorer:
             targets = np.zeros(bucket, np.int32)
             targets[: len(chunk)] = ids[start + 1 : start + 1 + len(chunk)]
             arrays = self._arrays(chunk, start, bucket, table)
-            logprobs = self._runner.score_chunk(self._version, self._program, arrays, targets)
+            logprobs = self._runner.score_chunk(self._version, bucket, arrays, targets)
             out[start : start + len(chunk)] = logprobs[: len(chunk)]
         return out
 

@@ -1,22 +1,29 @@
 """The jitted programs, and nothing else jitted.
 
-prefill_step and decode_step run the layers and leave hidden states; sample_step applies the head
-and draws. They are separate programs so that their shapes add up instead of multiplying: (token
-buckets + row buckets) of the layers, plus (row buckets x sampler variants) of the head, which takes
-as many rows as are really sampled.
+A step is begin (embedding, rotary tables), the layers one after the other, and end (last norm, the
+rows to sample); sampling applies the head and draws. Two ways to run the layers:
+
+layered: one program per shape serves all layers, called once per layer with that layer's weights
+    and pages. It compiles in a second and loads in milliseconds, whatever the number of layers.
+fused: the whole step is one program with its layers unrolled. Seconds to compile and to load, but
+    one launch: on a GPU one CUDA graph.
+
+Sampling is a program of its own in both, so that shapes add up instead of multiplying: buckets of
+the layers, plus (row buckets x sampler variants) of the head, which takes as many rows as are
+really sampled.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.kv_cache import KVPages, PagedKV
-from jaxinfer.runtime.sampling import Sampled, SamplingArrays, Variant, sample
+from jaxinfer.runtime.sampling import Sampled, SamplingArrays, Variant, log_total, sample
 from pallas_kernels.backend import Backend
 from pallas_kernels.paged_attention import QueryBlocks
 
@@ -42,71 +49,86 @@ class PrefillArrays(NamedTuple):
     sample_at: jax.Array  # int32[R]
 
 
+StepArrays = DecodeArrays | PrefillArrays
+Rope = tuple[jax.Array, jax.Array]
+
+
 class Steps:
     """The programs of one decoder, to be lowered for each bucket (jaxinfer/runtime/aot.py).
 
-    Hidden states are always float[R, E], R the largest row bucket, whatever step they come from.
+    `params` is the whole tree, `top` the tree without its layers. Hidden states that are to be
+    sampled are always float[R, E], R the largest row bucket, whatever step they come from.
     """
 
     def __init__(self, decoder: Decoder, *, max_rows: int, backend: Backend):
         self._decoder, self._max_rows, self._backend = decoder, max_rows, backend
-        self.prefill = jax.jit(self._prefill, donate_argnames="pages")
-        self.decode = jax.jit(self._decode, donate_argnames="pages")
+        self.begin = jax.jit(self._begin)
+        self.layer = jax.jit(self._layer, donate_argnames=("pages", "x"))
+        self.end = jax.jit(self._end)
+        self.fused = jax.jit(self._fused, donate_argnames="pages")
         self.sample = {
             variant: jax.jit(partial(self._sample, variant=variant))
-            for variant in ("greedy", "plain", "full")
+            for variant in get_args(Variant)
         }
-        self.score = jax.jit(self._score, donate_argnames="pages")
+        self.score = jax.jit(self._score)
 
-    def _prefill(
-        self, params: Params, pages: KVPages, batch: PrefillArrays
-    ) -> tuple[KVPages, jax.Array]:
-        hidden, pages = self._forward(params, pages, batch)
-        return pages, hidden[batch.sample_at]
+    def _begin(self, top: Params, batch: StepArrays) -> tuple[jax.Array, Rope]:
+        """float[T, E] and the rotary tables of its positions."""
+        positions = jnp.maximum(batch.positions, 0)
+        return self._decoder.bind_top(top).begin(batch.token_ids, positions)
 
-    def _decode(
-        self, params: Params, pages: KVPages, batch: DecodeArrays
-    ) -> tuple[KVPages, jax.Array]:
-        num_rows = batch.token_ids.shape[0]
-        rows = jnp.arange(num_rows, dtype=jnp.int32)
+    def _layer(
+        self,
+        params: Params,
+        pages: tuple[jax.Array, jax.Array],
+        x: jax.Array,
+        rope: Rope,
+        batch: StepArrays,
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """One layer, on its own keys and values."""
+        rows, blocks = None, None
+        if isinstance(batch, PrefillArrays):
+            rows, blocks = batch.rows, batch.blocks
         kv_cache = PagedKV(
-            pages, batch.page_table, batch.positions, rows, None, backend=self._backend
+            pages, batch.page_table, batch.positions, rows, blocks, backend=self._backend
         )
-        model = self._decoder.bind(params)
-        hidden = model(batch.token_ids, jnp.maximum(batch.positions, 0), kv_cache)
-        return kv_cache.pages, jnp.pad(hidden, ((0, self._max_rows - num_rows), (0, 0)))
+        x = self._decoder.bind_layer(params)(x, rope, kv_cache)
+        return x, kv_cache.pages
+
+    def _end(self, top: Params, x: jax.Array, batch: StepArrays) -> jax.Array:
+        """The rows to sample: float[R, E]."""
+        x = self._decoder.bind_top(top).norm(x)
+        if isinstance(batch, PrefillArrays):
+            return x[batch.sample_at]
+        return jnp.pad(x, ((0, self._max_rows - x.shape[0]), (0, 0)))
+
+    def _fused(
+        self, params: Params, pages: KVPages, batch: StepArrays
+    ) -> tuple[KVPages, jax.Array]:
+        """All of a step."""
+        x, rope = self._begin(params, batch)
+        new_pages = []
+        for layer, layer_pages in zip(params["layers"], pages, strict=True):
+            x, layer_pages = self._layer(layer, layer_pages, x, rope, batch)
+            new_pages.append(layer_pages)
+        return new_pages, self._end(params, x, batch)
 
     def _sample(
-        self, params: Params, hidden: jax.Array, arrays: SamplingArrays, *, variant: Variant
+        self, top: Params, hidden: jax.Array, arrays: SamplingArrays, *, variant: Variant
     ) -> Sampled:
         num_rows = arrays.temperature.shape[0]
-        logits = self._decoder.bind(params).logits(hidden[:num_rows])
+        logits = self._decoder.bind_top(top).logits(hidden[:num_rows])
         with jax.named_scope("sample"):
             return sample(logits, arrays, variant)
 
-    def _score(
-        self, params: Params, pages: KVPages, batch: PrefillArrays, targets: jax.Array
-    ) -> tuple[KVPages, jax.Array]:
-        """A prefill step that scores a known text.
-
-        Returns: float32[T], the log-probability of targets int32[T] after each token.
-        """
-        hidden, pages = self._forward(params, pages, batch)
-        logits = self._decoder.bind(params).logits(hidden)
+    def _score(self, top: Params, x: jax.Array, targets: jax.Array) -> jax.Array:
+        """After the layers: float32[T], log-probability of targets int32[T] after each token."""
+        model = self._decoder.bind_top(top)
+        logits = model.logits(model.norm(x))
         chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-        return pages, chosen - jax.nn.logsumexp(logits, axis=-1)
+        return chosen - log_total(logits)
 
-    def _forward(
-        self, params: Params, pages: KVPages, batch: PrefillArrays
-    ) -> tuple[jax.Array, KVPages]:
-        kv_cache = PagedKV(
-            pages,
-            batch.page_table,
-            batch.positions,
-            batch.rows,
-            batch.blocks,
-            backend=self._backend,
-        )
-        model = self._decoder.bind(params)
-        hidden = model(batch.token_ids, jnp.maximum(batch.positions, 0), kv_cache)
-        return hidden, kv_cache.pages
+
+def without_layers(params: Params) -> Params:
+    """The `top` of a parameter tree."""
+    return {name: value for name, value in params.items() if name != "layers"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jaxinfer.config import MIN_ROWS
 
 MIN_TOKENS = 16
-BLOCK_Q = 32  # queries per wide attention block of a prefill step
+BLOCKS_Q = (16, 32, 64)  # queries per wide attention block of a prefill step
 WIDE_BLOCKS_AT_ONCE = 4  # the device attends this many together
 
 
@@ -51,8 +51,12 @@ class Buckets:
         return self.tokens[bisect.bisect_left(self.tokens, num_tokens)]
 
     def block_q(self, tokens: int) -> int:
-        """Queries of a wide attention block in a prefill step of this bucket."""
-        return BLOCK_Q
+        """Queries of a wide attention block in a prefill step of this bucket.
+
+        Wide blocks compute faster, narrow ones waste less where there are few tokens. A query's
+        bits do not depend on it.
+        """
+        return next((q for q in BLOCKS_Q if tokens <= 4 * q), BLOCKS_Q[-1])
 
     def wide_blocks(self, tokens: int) -> int:
         """Wide attention blocks that a prefill step of this bucket may need.
