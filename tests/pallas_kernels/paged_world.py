@@ -1,4 +1,4 @@
-"""Sequences whose keys and values lie on shuffled pages, and what attention over them is in float64.
+"""Sequences whose keys and values lie on shuffled pages, and attention over them in float64.
 
 Whatever no sequence has written is NaN, so a read too far shows.
 """

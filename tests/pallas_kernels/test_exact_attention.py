@@ -129,18 +129,17 @@ def chunks_around(position: int, before: int, length: int) -> list[Chunk]:
     return [(5, 16, 1), (2, 480, 11), (0, start, length), (3, 0, 5), (6, 259, 1)]
 
 
-@pytest.mark.parametrize("width", [8, 32])
-def test_wide_blocks_give_the_bits_of_a_decode_step(subject: Subject, width: int):
-    for position in POSITIONS[:: 1 if width == 32 else 4]:
-        for before, length in ((0, 2), (3, 21), (39, 40)):
-            chunks = chunks_around(position, before, length)
-            assert_same(subject.prefilled(chunks, width, all_narrow=False), subject.want)
+def test_wide_blocks_give_the_bits_of_a_decode_step(subject: Subject):
+    for i, position in enumerate(POSITIONS):
+        before, length = ((0, 2), (3, 21), (39, 40))[i % 3]
+        chunks = chunks_around(position, before, length)
+        assert_same(subject.prefilled(chunks, 32, all_narrow=False), subject.want)
 
 
-@pytest.mark.parametrize("width", [1, 2, 5, 64])
+@pytest.mark.parametrize("width", [1, 5, 8, 64])
 def test_any_width_of_a_wide_block_gives_the_same_bits(width: int):
     subject = Subject((6, 2, 16))
-    for position in POSITIONS[::2]:
+    for position in POSITIONS[::3]:
         chunks = chunks_around(position, 3, 30)
         assert_same(subject.prefilled(chunks, width, all_narrow=False), subject.want)
 

@@ -11,9 +11,9 @@ import pytest
 
 from pallas_kernels.row_sum import SAME_ORDER_FROM, row_sum
 
-ROWS = (8, 9, 16, 24, 32, 64, 128, 512, 1024)
-FOLDED = (1, 2, 3, 7, 16, 48, 64, 100, 128, 256, 420, 500)
-LONG = (512, 513, 576, 2048, 5000)  # 8 rows of these are past SAME_ORDER_FROM
+ROWS = (8, 9, 32, 128, 1024)
+FOLDED = (1, 3, 48, 100, 128, 420, 500)
+LONG = (512, 576, 5000)  # 8 rows of these are past SAME_ORDER_FROM
 
 
 @partial(jax.jit, static_argnames="least_rows")
@@ -29,7 +29,7 @@ def numbers(width: int, rows: int = max(ROWS)) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("width", FOLDED + LONG)
+@pytest.mark.parametrize("width", [*FOLDED, *LONG])
 def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(width: int):
     x = numbers(width)
     want = np.asarray(summed(x, least_rows=8))
@@ -37,15 +37,15 @@ def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(width: int):
         np.testing.assert_array_equal(summed(x[:rows], least_rows=8), want[:rows])
 
 
-@pytest.mark.parametrize("width", (1, 48, 576))
+@pytest.mark.parametrize("width", [1, 48, 576])
 def test_a_row_alone_has_the_same_bits_when_sums_are_always_folded(width: int):
     x = numbers(width, 32)
     want = np.asarray(summed(x, least_rows=1))
-    for rows in (1, 2, 3, 7, 8, 31):
+    for rows in (1, 2, 7, 8):
         np.testing.assert_array_equal(summed(x[:rows], least_rows=1), want[:rows])
 
 
-@pytest.mark.parametrize("width", FOLDED + LONG)
+@pytest.mark.parametrize("width", [*FOLDED, *LONG])
 def test_the_sum_is_the_sum(width: int):
     x = numbers(width, 64)
     exact = x.astype(np.float64).sum(axis=1)
@@ -69,3 +69,11 @@ def test_rows_are_folded_only_where_few_of_them_could_be_summed():
     assert has_reduction(8, width)
     assert not has_reduction(8, width - 1)
     assert not has_reduction(1024, width - 1)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="is about XLA's CPU compiler")
+def test_the_compilers_own_sum_depends_on_the_number_of_rows():
+    """Why row_sum exists. If this ever fails, the compiler has changed and row_sum may go."""
+    x = numbers(500)
+    plain = jax.jit(partial(jnp.sum, axis=-1))
+    assert (np.asarray(plain(x[:8])) != np.asarray(plain(x))[:8]).any()
