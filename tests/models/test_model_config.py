@@ -1,0 +1,152 @@
+"""config.json is read in full or refused by key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxinfer.errors import ConfigError
+from jaxinfer.models.config import ModelConfig, RopeScaling
+from tests.tiny import tiny_config
+
+POSITIVE = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+]
+
+
+def read(**changes: Any) -> ModelConfig:
+    return ModelConfig.from_hf(tiny_config(**changes))
+
+
+def without(*keys: str, **changes: Any) -> ModelConfig:
+    return ModelConfig.from_hf({k: v for k, v in tiny_config(**changes).items() if k not in keys})
+
+
+def test_every_key_is_read():
+    assert read(rope_theta=5e5, rms_norm_eps=1e-6, tie_word_embeddings=False) == ModelConfig(
+        vocab_size=tiny_config()["vocab_size"],
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=640,
+        rms_norm_eps=1e-6,
+        rope_theta=5e5,
+        tie_word_embeddings=False,
+    )
+
+
+def test_absent_keys_have_hugging_faces_defaults():
+    config = without(
+        "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "tie_word_embeddings"
+    )
+    assert config.num_key_value_heads == 6
+    assert config.head_dim == 48 // 6
+    assert config.rms_norm_eps == 1e-6
+    assert config.rope_theta == 10000.0
+    assert config.tie_word_embeddings is False
+
+
+def test_an_explicit_head_dim_wins_over_the_quotient():
+    assert read(head_dim=32).head_dim == 32
+    assert read(head_dim=None).head_dim == 8
+
+
+def test_kv_elements_count_keys_and_values_of_all_layers():
+    assert read().kv_elements_per_token == 2 * 2 * 2 * 16
+
+
+@pytest.mark.parametrize("key", POSITIVE)
+def test_an_absent_size_is_refused(key: str):
+    with pytest.raises(ConfigError, match=f"{key} must be a positive integer; got None"):
+        without(key)
+
+
+@pytest.mark.parametrize("value", [0, -3, 2.5, "8", True])
+@pytest.mark.parametrize("key", [*POSITIVE, "num_key_value_heads", "head_dim"])
+def test_a_size_that_is_no_positive_integer_is_refused(key: str, value: Any):
+    with pytest.raises(ConfigError, match=f"{key} must be a positive integer; got {value!r}"):
+        read(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_key_value_heads": 4}, r"num_attention_heads \(6\) must be a multiple.*\(4\)"),
+        ({"head_dim": 15}, "head_dim must be even for RoPE; got 15"),
+        ({"hidden_act": "gelu"}, "hidden_act must be silu; got 'gelu'"),
+        ({"sliding_window": 4096}, "sliding_window must be absent or off; got 4096"),
+        (
+            {"sliding_window": 4096, "use_sliding_window": True},
+            "sliding_window must be absent or off; got 4096",
+        ),
+        ({"quantization_config": {"bits": 4}}, "quantization_config must be absent"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1; got 0.5"),
+        ({"rotary_pct": 0.25}, "rotary_pct must be 1; got 0.25"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor must be 1; got 0.5",
+        ),
+        ({"rope_theta": 0}, "rope_theta must be a positive number; got 0"),
+        ({"rope_theta": float("inf")}, "rope_theta must be a positive number; got inf"),
+        ({"rope_theta": "big"}, "rope_theta must be a positive number; got 'big'"),
+    ],
+)
+def test_what_would_change_the_arithmetic_unseen_is_refused(changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        read(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "swish"},
+        {"sliding_window": None},
+        {"sliding_window": 4096, "use_sliding_window": False},
+        {"quantization_config": None},
+        {"partial_rotary_factor": 1.0},
+    ],
+)
+def test_what_changes_nothing_is_accepted(changes: dict[str, Any]):
+    assert read(**changes) == read()
+
+
+def test_llamas_attention_bias_is_on_all_four_projections():
+    config = read(attention_bias=True)
+    assert (config.qkv_bias, config.out_bias, config.mlp_bias) == (True, True, False)
+
+
+def test_qwen2_has_a_bias_on_q_k_and_v_whatever_it_says():
+    config = read(model_type="qwen2")
+    assert (config.qkv_bias, config.out_bias) == (True, False)
+
+
+def test_mlp_bias_is_its_own():
+    config = read(mlp_bias=True)
+    assert (config.qkv_bias, config.out_bias, config.mlp_bias) == (False, False, True)
+
+
+def test_mistral_is_read_without_a_window_and_refused_with_one():
+    mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    assert read(**mistral, sliding_window=None).qkv_bias is False
+    with pytest.raises(ConfigError, match="sliding_window"):
+        read(**mistral, sliding_window=1024)
+
+
+def test_rope_parameters_are_transformers_5s_form():
+    parameters = {"rope_type": "default", "rope_theta": 250000.0}
+    config = without("rope_theta", rope_parameters=parameters)
+    assert config.rope_theta == 250000.0
+    assert config.rope_scaling is None
+    parameters |= {"rope_type": "linear", "factor": 3.0}
+    config = without("rope_theta", rope_parameters=parameters)
+    assert config.rope_theta == 250000.0
+    assert config.rope_scaling == RopeScaling("linear", 3.0)
