@@ -1,0 +1,147 @@
+"""The measures of one loaded model: the workloads, then peak memory, then load time.
+
+Uses `LLM` and nothing behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.load import LoadFailed, time_load
+from bench.machine import (
+    Clocks,
+    Reading,
+    Span,
+    device_peak_bytes,
+    peak_memory_bytes,
+)
+from bench.results import Failure, Outcome, Repetition, Result, repeat
+from bench.workloads import (
+    Clock,
+    Disturbed,
+    Figures,
+    Prompts,
+    Request,
+    Run,
+    Workload,
+    warm_up,
+    word_ids,
+)
+from jaxinfer import LLM, JaxInferError, SamplingParams
+
+
+class Measures:
+    """Takes measures of `llm`.
+
+    Args:
+        num_reps: repetitions that a figure is the median of.
+        clocks: the machine's clocks; `clock` is the one that requests are timed with, in seconds.
+        start: what they said before the model was loaded.
+    """
+
+    def __init__(self, llm: LLM, *, num_reps: int, clocks: Clocks, clock: Clock, start: Reading):
+        self._llm = llm
+        self._run = runner_of(llm)
+        self._words = word_ids(llm.tokenizer)
+        self._num_reps = num_reps
+        self._clocks = clocks
+        self._clock = clock
+        self._start = start
+
+    def workloads(self, chosen: Mapping[str, Workload]) -> Iterator[Outcome]:
+        """One after another, each as it is ready."""
+        warm_up(self._run, Prompts(self._words, "warm up"))
+        for name, workload in chosen.items():
+            prompts = Prompts(self._words, name)  # one for all repetitions: no prompt comes twice
+            try:
+                repetitions = repeat(
+                    lambda workload=workload, prompts=prompts: workload(
+                        self._run, prompts, self._clock
+                    ),
+                    self._num_reps,
+                    self._clocks,
+                )
+            except (JaxInferError, Disturbed) as error:
+                yield Failure(name, workload.title, str(error))
+            else:
+                yield Result.of(name, workload.title, repetitions, self._num_reps)
+
+    def memory(self) -> Result:
+        """Peaks so far, beside the plan; so it comes after the workloads."""
+        plan = self._llm.plan
+        figures = memory_figures(
+            plan.weights_bytes, plan.pool_bytes, peak_memory_bytes(), device_peak_bytes()
+        )
+        span = Span.between(self._start, self._clocks())
+        return Result.of("memory", "peak, from loading to here", [Repetition(figures, span)], 1)
+
+    def load(self, fields: Mapping[str, Any]) -> Outcome:
+        """Of a model with these fields of EngineConfig, the ones that `llm` was made of: so the
+        compiled programs lie ready.
+        """
+        title = "a fresh process to READY, warm cache"
+        try:
+            repetitions = repeat(
+                lambda: time_load(fields, self._clock), self._num_reps, self._clocks
+            )
+        except LoadFailed as error:
+            return Failure("load", title, str(error))
+        return Result.of("load", title, repetitions, self._num_reps)
+
+
+def runner_of(llm: LLM) -> Run:
+    """Greedy, to the asked number of tokens, whatever the model would end with.
+
+    Requests of one length go in with one call; of several, as streams side by side.
+    """
+
+    def run(requests: Sequence[Request]) -> None:
+        lengths = {request.num_output for request in requests}
+        if len(lengths) == 1:
+            answers = llm.generate([request.token_ids for request in requests], exactly(*lengths))
+            counts = [len(answer.token_ids) for answer in answers]
+        else:
+            counts = _side_by_side(llm, requests)
+        asked = [request.num_output for request in requests]
+        if counts != asked:
+            raise RuntimeError(f"asked for {asked} tokens; got {counts}")
+
+    return run
+
+
+def exactly(num_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+
+
+def _side_by_side(llm: LLM, requests: Sequence[Request]) -> list[int]:
+    """Takes what each stream has, in turn, until all have ended. Returns: tokens of each."""
+    counts = [0] * len(requests)
+    live = {
+        row: llm.stream(request.token_ids, exactly(request.num_output))
+        for row, request in enumerate(requests)
+    }
+    while live:
+        for row, stream in tuple(live.items()):
+            output = next(stream, None)
+            if output is None:
+                del live[row]
+            else:
+                counts[row] += len(output.token_ids)
+    return counts
+
+
+def memory_figures(weights: int, pool: int, peak: int | None, device_peak: int | None) -> Figures:
+    """In bytes; what the system does not tell is left out.
+
+    The plan is for the device if it has memory of its own, else for this process.
+    """
+    planned_for = peak if device_peak is None else device_peak
+    figures: dict[str, int | None] = {
+        "peak_bytes": peak,
+        "device_peak_bytes": device_peak,
+        "weights_bytes": weights,
+        "pool_bytes": pool,
+        "over_plan_bytes": None if planned_for is None else planned_for - weights - pool,
+    }
+    return {name: value for name, value in figures.items() if value is not None}
