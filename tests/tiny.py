@@ -72,6 +72,11 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             }
         if config.get("attention_bias"):
             shapes[f"{layer}.self_attn.o_proj.bias"] = (dim,)
+        if config.get("mlp_bias"):
+            shapes |= {
+                f"{layer}.mlp.{x}_proj.bias": (size,)
+                for x, size in (("gate", mlp), ("up", mlp), ("down", dim))
+            }
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, dim)
     return shapes

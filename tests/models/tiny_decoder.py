@@ -1,0 +1,64 @@
+"""A tiny checkpoint as a decoder with its parameters, and as a reference decoder."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from checkpoints.checkpoint import open_checkpoint
+from jaxinfer.models.attention import DenseKV
+from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.runtime.weights import load_weights
+from tests.models.reference_decoder import ReferenceDecoder
+from tests.tiny import tiny_config, tiny_tensors, write_checkpoint
+
+ONE_KV_HEAD = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 32}
+QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+
+
+@dataclass(frozen=True)
+class TinyDecoder:
+    decoder: Decoder
+    params: dict[str, Any]
+    reference: ReferenceDecoder
+
+    @property
+    def vocab_size(self) -> int:
+        return self.decoder.config.vocab_size
+
+    def random_ids(self, length: int, seed: int = 0) -> list[int]:
+        return np.random.default_rng(seed).integers(0, self.vocab_size, length).tolist()
+
+    def dense(self, token_ids: list[int], cuts: tuple[int, ...] = ()) -> np.ndarray:
+        """Logits float32[T, V] by DenseKV, in chunks that begin at 0 and at `cuts`."""
+        bounds = (0, *cuts, len(token_ids))
+
+        @jax.jit
+        def run(params: dict[str, Any], ids: jax.Array) -> jax.Array:
+            caches = [DenseKV(self.decoder.config) for _ in params["layers"]]
+            chunks = [
+                self.decoder.run_dense(params, ids[start:end], caches, start)
+                for start, end in itertools.pairwise(bounds)
+            ]
+            return jnp.concatenate(chunks)
+
+        return np.asarray(run(self.params, np.array(token_ids, np.int32)))
+
+
+def load_tiny(folder: Path, *, dtype: str = "float32", seed: int = 0, **changes: Any):
+    """Writes a checkpoint, loads it through the real loader, and keeps its tensors beside."""
+    model = write_checkpoint(folder, seed=seed, **changes)
+    checkpoint = open_checkpoint(model)
+    decoder = decoder_for(checkpoint.config, dtype=jnp.dtype(dtype))
+    params = load_weights(checkpoint, decoder)
+    jax.block_until_ready(params)
+    checkpoint.close()
+    config = tiny_config(**changes)
+    return TinyDecoder(decoder, params, ReferenceDecoder(config, tiny_tensors(config, seed)))
