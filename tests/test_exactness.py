@@ -18,7 +18,7 @@ SHAPES = {
         "tie_word_embeddings": False,
     },
 }
-LENGTHS = (1, 2, 15, 16, 17, 31, 33, 100, 127, 128, 129, 200)
+LENGTHS = (1, 2, 16, 17, 31, 100, 128, 129, 200)
 SAMPLINGS = (
     {"temperature": 0.0},
     {"temperature": 0.8, "seed": 11},
@@ -53,7 +53,7 @@ def test_neighbours_change_nothing(bench: Bench, prompt, length: int) -> None:
         assert traces[mine.request_id].bits == want
 
 
-@pytest.mark.parametrize("chunk", [16, 24, 32, 64, 128])
+@pytest.mark.parametrize("chunk", [16, 24, 64])
 def test_chunk_size_changes_nothing(bench: Bench, prompt, chunk: int) -> None:
     assert bench.alone(prompt, chunk=chunk).bits == bench.alone(prompt).bits
 
@@ -73,9 +73,7 @@ def test_preemption_changes_nothing(bench: Bench, length: int) -> None:
     """The pool holds the first request and little more, so the second is preempted."""
     rng = np.random.default_rng(length)
     first = bench.request(bench.random_ids(rng, length), max_tokens=60, temperature=0.0)
-    second = bench.request(
-        bench.random_ids(rng, length), max_tokens=60, temperature=0.8, seed=3
-    )
+    second = bench.request(bench.random_ids(rng, length), max_tokens=60, temperature=0.8, seed=3)
     num_pages = -(-(length + 60) // bench.page_size) + 2 + length // bench.page_size
     traces = bench.run(bench.engine(num_pages=num_pages), [first, second])
     preemptions = [trace.stats.num_preemptions for trace in traces.values() if trace.stats]
