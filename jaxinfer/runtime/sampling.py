@@ -133,7 +133,8 @@ def _draw(weights: jax.Array, arrays: SamplingArrays) -> jax.Array:
     uniforms = jax.vmap(_uniform_pair)(arrays.seeds, arrays.positions)
     block = _pick(_row_sum(blocks), uniforms[:, 0])
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return block * DRAW_BLOCK + _pick(inside, uniforms[:, 1])
+    # Only a row of NaN, whose weights a filter makes 0, gets past the last token.
+    return jnp.minimum(block * DRAW_BLOCK + _pick(inside, uniforms[:, 1]), vocab_size - 1)
 
 
 def _uniform_pair(seed: jax.Array, position: jax.Array) -> jax.Array:
