@@ -88,6 +88,16 @@ def device_peak_bytes() -> int | None:
     return stats.get("peak_bytes_in_use")
 
 
+def cpu_model(proc: Path = PROC) -> str:
+    """The processor's name as it gives it, or its architecture."""
+    try:
+        about = (proc / "cpuinfo").read_text()
+    except OSError:
+        about = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", about, re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
+
+
 def num_cores() -> int:
     """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -102,5 +112,6 @@ def describe() -> dict[str, Any]:
         "jax": jax.__version__,
         "jaxinfer": jaxinfer.__version__,
         "device": jax.devices()[0].device_kind,
+        "cpu": cpu_model(),
         "cores": num_cores(),
     }

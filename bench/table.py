@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bench.results import DISTURBED, QUIET, Failure, Outcome, Result, Statistic
+from bench.results import DISTURBED, MAX_TIMES, QUIET, Failure, Outcome, Result, Statistic
 
 WIDTH = 100
 NAME_WIDTH, LABEL_WIDTH, FIGURE_WIDTH = 8, 37, 9
@@ -45,7 +45,8 @@ def header(context: Mapping[str, Any], num_reps: int) -> Iterator[str]:
     yield f"{context['model']}; jaxinfer {context['jaxinfer']}, JAX {context['jax']}, " + (
         f"Python {context['python']}"
     )
-    yield f"{context['device']}, {context['cores']} cores; the quietest {num_reps} repetitions"
+    yield f"device {context['device']}; {context['cores']} cores of {context['cpu']}"
+    yield f"repetitions: the {num_reps} quietest of up to {MAX_TIMES * num_reps}"
     yield ""
     yield _row("", "", ("median", "min", "max", "wall s", "CPU s", "others"))
 
@@ -67,10 +68,7 @@ def block(result: Outcome) -> Iterator[str]:
 def footer(results: Sequence[Outcome]) -> Iterator[str]:
     """What the last column means."""
     yield ""
-    yield (
-        f"others: cores that other processes used; above {QUIET:g} a repetition is run again, "
-        "up to twice as many."
-    )
+    yield (f"others: cores that other processes used; a repetition above {QUIET:g} is run again.")
     if any(isinstance(result, Result) and result.is_disturbed for result in results):
         yield f"*: above {DISTURBED:g}; not a measurement."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from bench.machine import (
     Reading,
     Span,
     busy_seconds,
+    cpu_model,
     describe,
     device_peak_bytes,
     num_cores,
@@ -88,6 +90,19 @@ def test_the_real_files_are_read():
     assert peak > ballast.nbytes
     assert busy is not None
     assert busy > time.process_time()
+
+
+def test_the_processor_is_named(tmp_path: Path):
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\nmodel\t\t: 85\nmodel name\t: Some CPU @ 2GHz\n"
+    )
+    assert cpu_model(tmp_path) == "Some CPU @ 2GHz"
+
+
+def test_a_processor_without_a_name_is_its_architecture(tmp_path: Path):
+    assert cpu_model(tmp_path / "nothing") == platform.machine()
+    (tmp_path / "cpuinfo").write_text("CPU implementer\t: 0x41\n")
+    assert cpu_model(tmp_path) == platform.machine()
 
 
 def test_what_a_figure_depends_on_is_described():

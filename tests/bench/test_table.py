@@ -18,6 +18,7 @@ CONTEXT = {
     "jax": "0.12.0",
     "python": "3.12.11",
     "device": "cpu",
+    "cpu": "Some Processor @ 2.40GHz",
     "cores": 2,
 }
 
@@ -47,9 +48,10 @@ def lines_of_everything() -> Iterator[str]:
 
 
 def test_the_header_says_what_was_measured_on_what():
-    first, second, blank, names = header(CONTEXT, 3)
+    first, second, third, blank, names = header(CONTEXT, 3)
     assert first == "smollm2-135m-instruct; jaxinfer 0.1.0, JAX 0.12.0, Python 3.12.11"
-    assert second == "cpu, 2 cores; the quietest 3 repetitions"
+    assert second == "device cpu; 2 cores of Some Processor @ 2.40GHz"
+    assert third == "repetitions: the 3 quietest of up to 6"
     assert blank == ""
     assert names.split() == ["median", "min", "max", "wall", "s", "CPU", "s", "others"]
 
