@@ -115,7 +115,10 @@ def exactly(num_tokens: int) -> SamplingParams:
 
 
 def _side_by_side(llm: LLM, requests: Sequence[Request]) -> list[int]:
-    """Takes what each stream has, in turn, until all have ended. Returns: tokens of each."""
+    """Takes what each stream has, in turn, until all have ended. Returns: tokens of each.
+
+    A stream is submitted when it is first asked, so they begin a step apart, not all at once.
+    """
     counts = [0] * len(requests)
     live = {
         row: llm.stream(request.token_ids, exactly(request.num_output))

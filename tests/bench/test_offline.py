@@ -14,7 +14,7 @@ import jaxinfer
 from bench import offline
 from bench.offline import Settings, main, outcomes, parse, report
 from bench.results import Failure, Outcome, Result, Statistic
-from bench.workloads import WORKLOADS, Concurrent, Decode, Prefill, Prefix
+from bench.workloads import WORKLOADS, Concurrent, Decode, Mixed, Prefill, Prefix
 from tests.tiny import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +23,7 @@ TINY = {
     "prefill": Prefill(200),
     "conc8": Concurrent(4, 20, 6),
     "conc32": Concurrent(12, 20, 6),  # more than run together
+    "mixed": Mixed(6, (4, 60), (2, 12)),
     "prefix": Prefix(128, 4, 4),
     "too long": Prefill(5000),
 }
