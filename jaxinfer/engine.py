@@ -223,13 +223,14 @@ class Engine:
             )
         if not request.token_ids:
             raise InvalidRequest("prompt must have at least 1 token; got none", param="prompt")
+        # The length first: it costs nothing, however long the prompt is.
+        self._scheduler.limit.total_tokens(len(request.token_ids), sampling.max_tokens)
         self._check_ids("prompt", request.token_ids)
         self._check_ids("stop_token_ids", sampling.stop_token_ids)
         if sampling.stop and self._tokenizer is None:
             raise InvalidRequest(
                 "stop strings need a tokenizer; use stop_token_ids here", param="stop"
             )
-        self._scheduler.limit.total_tokens(len(request.token_ids), sampling.max_tokens)
 
     def _check_ids(self, name: str, token_ids: tuple[int, ...]) -> None:
         try:

@@ -176,8 +176,9 @@ def _attend_blocks(
 
     def tile(pages: jax.Array, ids: jax.Array) -> jax.Array:
         """[P, K, S, D] at int32[G, pages_per_tile] -> float32[G, K, TILE_KV, D]."""
-        got = pages.at[ids].get(mode="promise_in_bounds").astype(jnp.float32)
-        got = got.transpose(0, 2, 1, 3, 4).reshape(group, num_kv, TILE_KV, head_dim)
+        heads = jnp.arange(num_kv, dtype=jnp.int32)[None, :, None]
+        got = pages.at[ids[:, None, :], heads].get(mode="promise_in_bounds")
+        got = got.reshape(group, num_kv, TILE_KV, head_dim).astype(jnp.float32)
         return _pad_head(got)
 
     def attend_group(g: jax.Array, out: jax.Array) -> jax.Array:

@@ -25,7 +25,10 @@ class LengthLimit:
     def total_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
         """Prompt and output tokens at which a sequence ends; without max_tokens all that fits.
 
-        Raises: ContextLengthExceeded if the prompt leaves no room for one token, or for max_tokens.
+        A pool smaller than the model's context ends the output early, with `length`.
+
+        Raises: ContextLengthExceeded if the prompt leaves no room for one token, or the model's
+            context none for max_tokens.
         """
         limit = self.max_total_tokens
         holder = "model" if limit == self.max_model_len else "KV pool"
@@ -38,10 +41,12 @@ class LengthLimit:
             )
         if max_tokens is None:
             return limit
-        if max_tokens > room:
+        model_room = self.max_model_len - num_prompt_tokens
+        if max_tokens > model_room:
             raise ContextLengthExceeded(
                 f"prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, but the "
-                f"{holder} holds {limit}; shorten the prompt or ask for at most {room} tokens",
+                f"model holds {self.max_model_len}; shorten the prompt or ask for at most "
+                f"{model_room} tokens",
                 param="max_tokens",
             )
-        return num_prompt_tokens + max_tokens
+        return min(num_prompt_tokens + max_tokens, limit)

@@ -49,6 +49,10 @@ def test_more_output_than_fits_is_refused_with_what_would_fit():
     assert info.value.param == "max_tokens"
 
 
+def test_a_smaller_pool_ends_the_output_early():
+    assert POOL.total_tokens(15, 7) == 21
+
+
 def test_the_message_names_the_pool_when_the_pool_is_the_wall():
     with pytest.raises(ContextLengthExceeded, match="KV pool holds 21"):
-        POOL.total_tokens(15, 7)
+        POOL.total_tokens(21, 7)
