@@ -91,47 +91,19 @@ class Measures:
 
 
 def runner_of(llm: LLM) -> Run:
-    """Greedy, to the asked number of tokens, whatever the model would end with.
-
-    Requests of one length go in with one call; of several, as streams side by side.
-    """
+    """Greedy, to the asked number of tokens, whatever the model would end with."""
 
     def run(requests: Sequence[Request]) -> None:
-        lengths = {request.num_output for request in requests}
-        if len(lengths) == 1:
-            answers = llm.generate([request.token_ids for request in requests], exactly(*lengths))
-            counts = [len(answer.token_ids) for answer in answers]
-        else:
-            counts = _side_by_side(llm, requests)
         asked = [request.num_output for request in requests]
+        sampling = [
+            SamplingParams(temperature=0.0, max_tokens=number, ignore_eos=True) for number in asked
+        ]
+        answers = llm.generate([request.token_ids for request in requests], sampling)
+        counts = [len(answer.token_ids) for answer in answers]
         if counts != asked:
             raise RuntimeError(f"asked for {asked} tokens; got {counts}")
 
     return run
-
-
-def exactly(num_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-
-
-def _side_by_side(llm: LLM, requests: Sequence[Request]) -> list[int]:
-    """Takes what each stream has, in turn, until all have ended. Returns: tokens of each.
-
-    A stream is submitted when it is first asked, so they begin a step apart, not all at once.
-    """
-    counts = [0] * len(requests)
-    live = {
-        row: llm.stream(request.token_ids, exactly(request.num_output))
-        for row, request in enumerate(requests)
-    }
-    while live:
-        for row, stream in tuple(live.items()):
-            output = next(stream, None)
-            if output is None:
-                del live[row]
-            else:
-                counts[row] += len(output.token_ids)
-    return counts
 
 
 def memory_figures(weights: int, pool: int, peak: int | None, device_peak: int | None) -> Figures:

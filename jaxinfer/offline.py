@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 from jaxinfer.build import Built, build
@@ -86,6 +88,7 @@ class LLM:
         self._built: Built = build(replace(config or EngineConfig(), **fields))
         self._engine = self._built.engine
         self._ids = itertools.count()
+        self._inboxes: dict[str, deque[RequestOutput]] = {}  # by request, of its iterator
         self.tokenizer = self._built.tokenizer
         self.max_model_len = self._built.max_model_len
         self.version = self._built.version
@@ -96,20 +99,28 @@ class LLM:
         return self._built.plan
 
     def generate(
-        self, prompts: Prompts, sampling: SamplingParams | None = None, **fields: Any
+        self,
+        prompts: Prompts,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        **fields: Any,
     ) -> list[Generation]:
         """Continues each prompt; all run together.
 
         Args:
             prompts: a text, a list of token ids, or a list of either.
-            sampling: or its fields by name: max_tokens=8, temperature=0.
+            sampling: for all prompts or one per prompt; or its fields by name: max_tokens=8,
+                temperature=0.
         Returns: one Generation per prompt, in order.
         Raises: InvalidRequest before anything runs; EngineFailure.
         """
-        sampling = _sampling(sampling, fields)
-        requests = [self._request(ids, sampling) for ids in self._encode(prompts)]
+        encoded = self._encode(prompts)
+        requests = [
+            self._request(ids, each)
+            for ids, each in zip(encoded, _per_prompt(sampling, fields, len(encoded)), strict=True)
+        ]
         collected = {
-            request.request_id: [Completion(i) for i in range(sampling.n)] for request in requests
+            request.request_id: [Completion(i) for i in range(request.sampling.n)]
+            for request in requests
         }
         for output in self._run(requests):
             collected[output.request_id][output.index].add(output)
@@ -122,7 +133,7 @@ class LLM:
         self, prompt: Prompt, sampling: SamplingParams | None = None, **fields: Any
     ) -> Iterator[RequestOutput]:
         """Continues one prompt, output by output; closing the iterator aborts it."""
-        request = self._request(self._encode(prompt)[0], _sampling(sampling, fields))
+        request = self._request(self._token_ids(prompt), _sampling(sampling, fields))
         return self._run([request])
 
     def chat(
@@ -140,26 +151,37 @@ class LLM:
         return [self._built.scorer.score(ids).tolist() for ids in self._encode(texts)]
 
     def _run(self, requests: Sequence[Request]) -> Iterator[RequestOutput]:
-        """Submits all or none, and steps until all have ended."""
-        live: dict[str, int] = {}
+        """Submits all or none, and steps until all have ended.
+
+        A step also serves the other iterators of this LLM; theirs waits in their own inboxes.
+        """
+        inbox: deque[RequestOutput] = deque()
+        live: dict[str, int] = {}  # choices of each request that have not ended
         try:
             for request in requests:
                 self._engine.submit(request)
                 live[request.request_id] = request.sampling.n
+                self._inboxes[request.request_id] = inbox
             while live:
-                for output in self._engine.step().outputs:
-                    if output.request_id not in live:
-                        continue  # of another iterator of this LLM
-                    if output.error is not None:
-                        raise output.error
-                    if output.finish_reason is not None:
-                        live[output.request_id] -= 1
-                        if not live[output.request_id]:
-                            del live[output.request_id]
-                    yield output
+                while not inbox:
+                    self._step()
+                output = inbox.popleft()
+                if output.error is not None:
+                    raise output.error
+                if output.finish_reason is not None:
+                    live[output.request_id] -= 1
+                    if not live[output.request_id]:
+                        del live[output.request_id]
+                yield output
         finally:
             for request_id in live:
                 self._engine.abort(request_id)
+            for request in requests:
+                self._inboxes.pop(request.request_id, None)
+
+    def _step(self) -> None:
+        for output in self._engine.step().outputs:
+            self._inboxes[output.request_id].append(output)
 
     def _request(self, token_ids: Sequence[int], sampling: SamplingParams) -> Request:
         return Request(
@@ -170,13 +192,13 @@ class LLM:
         )
 
     def _encode(self, prompts: Prompts) -> list[Sequence[int]]:
-        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
+        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
             prompts = [prompts]  # type: ignore[list-item]
         return [self._token_ids(prompt) for prompt in prompts]  # type: ignore[arg-type]
 
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        if not token_ids:
+        if not len(token_ids):  # an array of ids has no truth
             raise InvalidRequest("prompt must have at least 1 token; got none", param="prompt")
         return token_ids
 
@@ -199,6 +221,25 @@ def generate(
 @lru_cache(maxsize=1)
 def _loaded(model: str) -> LLM:
     return LLM(model)
+
+
+def _per_prompt(
+    sampling: SamplingParams | Sequence[SamplingParams] | None,
+    fields: dict[str, Any],
+    num_prompts: int,
+) -> Sequence[SamplingParams]:
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return [_sampling(sampling, fields)] * num_prompts
+    if fields:
+        raise InvalidRequest(
+            f"give sampling or its fields, not both; got sampling and {', '.join(fields)}"
+        )
+    if len(sampling) != num_prompts:
+        raise InvalidRequest(
+            f"give one sampling for all prompts or one for each; got {len(sampling)} for "
+            f"{num_prompts} prompts"
+        )
+    return sampling
 
 
 def _sampling(sampling: SamplingParams | None, fields: dict[str, Any]) -> SamplingParams:

@@ -12,7 +12,7 @@ from bench import measures as module
 from bench.load import LoadFailed
 from bench.measures import Measures, memory_figures, runner_of
 from bench.results import Failure, Outcome, Result
-from bench.workloads import Decode, Mixed, Prefill, Request
+from bench.workloads import Decode, Prefill, Request
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.errors import ContextLengthExceeded
 from tests.bench.stopwatch import Stopwatch
@@ -43,24 +43,17 @@ class FakeLLM:
     def __init__(self, watch: Stopwatch, limit: int = 2000, missing: int = 0):
         self.tokenizer, self.plan = Words(), Plan()
         self.sampling: list[SamplingParams] = []
-        self.num_open = self.most_open = 0  # streams that have begun and not ended
         self._watch, self._limit, self._missing = watch, limit, missing
 
-    def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[Answer]:
-        self.sampling.append(sampling)
-        number = sampling.max_tokens or 0
+    def generate(
+        self, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams]
+    ) -> list[Answer]:
+        self.sampling += sampling
         if any(len(prompt) > self._limit for prompt in prompts):
             raise ContextLengthExceeded(f"the model holds {self._limit}")
-        self._watch.run([Request(list(prompt), number) for prompt in prompts])
-        return [Answer([7] * (number - self._missing)) for _ in prompts]
-
-    def stream(self, prompt: list[int], sampling: SamplingParams) -> Iterator[Answer]:
-        self.sampling.append(sampling)
-        self.num_open += 1
-        self.most_open = max(self.most_open, self.num_open)
-        for _ in range(sampling.max_tokens or 0):
-            yield Answer([7])
-        self.num_open -= 1
+        numbers = [each.max_tokens or 0 for each in sampling]
+        self._watch.run(list(map(Request, prompts, numbers)))
+        return [Answer([7] * (number - self._missing)) for number in numbers]
 
 
 def fake(watch: Stopwatch, **settings: int) -> tuple[FakeLLM, LLM]:
@@ -84,22 +77,15 @@ def taken(outcomes: Iterator[Outcome]) -> Result:
     return outcome
 
 
-def test_equal_requests_go_in_with_one_call():
+def test_requests_of_any_length_go_in_with_one_call():
     watch = Stopwatch()
     llm, public = fake(watch)
-    runner_of(public)([Request([1, 2], 5), Request([3], 5)])
-    assert watch.calls == [[Request([1, 2], 5), Request([3], 5)]]
-    assert llm.sampling == [SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)]
-    assert llm.sampling[0].is_greedy
-
-
-def test_unequal_requests_run_side_by_side():
-    llm, public = fake(Stopwatch())
-    runner_of(public)([Request([1], 2), Request([2], 9), Request([3], 5)])
-    assert [sampling.max_tokens for sampling in llm.sampling] == [2, 9, 5]
-    assert all(sampling.is_greedy and sampling.ignore_eos for sampling in llm.sampling)
-    assert llm.most_open == 3
-    assert llm.num_open == 0
+    runner_of(public)([Request([1, 2], 5), Request([3], 9)])
+    assert watch.calls == [[Request([1, 2], 5), Request([3], 9)]]
+    assert llm.sampling == [
+        SamplingParams(temperature=0.0, max_tokens=number, ignore_eos=True) for number in (5, 9)
+    ]
+    assert all(sampling.is_greedy for sampling in llm.sampling)
 
 
 def test_fewer_tokens_than_asked_are_no_measurement():
@@ -142,19 +128,6 @@ def test_a_disturbed_measure_is_a_failure():
     failure = next(measures(Stopped()).workloads({"decode": Decode()}))
     assert isinstance(failure, Failure)
     assert "quieter machine" in failure.error
-
-
-def test_a_mixed_workload_is_measured_in_streams():
-    result = taken(measures(Ticking()).workloads({"mixed": Mixed(3, (2, 4), (1, 6))}))
-    assert result.metrics["output_tokens_per_s"].median > 0
-
-
-class Ticking(Stopwatch):
-    """Moves a second at each look, so that streams take time too."""
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
 
 
 def test_memory_spans_all_since_before_the_load():
