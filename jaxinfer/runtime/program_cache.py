@@ -94,11 +94,20 @@ class ProgramCache:
         try:
             body = pickle.dumps(serialize_executable.serialize(program))
             self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as out:
-                out.write(hashlib.sha256(body).digest() + body)
-            os.replace(out.name, self._file(name))
+            self._write(self._file(name), hashlib.sha256(body).digest() + body)
         except Exception as error:  # a full disk, or a backend that cannot serialize
             log.warning("%s: cannot be written (%s); the next start compiles it", name, error)
+
+    def _write(self, file: Path, content: bytes) -> None:
+        """All of it or nothing: another start may read at any time."""
+        handle, partial = tempfile.mkstemp(dir=self._folder)
+        try:
+            with open(handle, "wb") as out:
+                out.write(content)
+            os.replace(partial, file)
+        except BaseException:
+            os.unlink(partial)
+            raise
 
     def trim(self) -> None:
         """Marks this key as used now and removes the keys that were not used for longest."""
