@@ -137,6 +137,7 @@ def _assemble(
         buckets,
         version=checkpoint.version,
         max_model_len=plan.max_model_len,
+        vocab_size=decoder.config.vocab_size,
         programs=lambda tokens: make_ready(program_list.score(tokens), cache),
     )
     return Built(

@@ -84,7 +84,7 @@ class ModelConfig:
             rope_scaling=reader.rope_scaling(),
             tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
             qkv_bias=attention_bias or is_qwen2,
-            out_bias=attention_bias,
+            out_bias=attention_bias and not is_qwen2,  # Qwen2 has none, whatever the key says
             mlp_bias=bool(hf.get("mlp_bias", False)),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -32,20 +33,22 @@ class Scorer:
         *,
         version: str,
         max_model_len: int,
+        vocab_size: int,
         programs: Callable[[int], Programs],
     ):
         self._runner, self._pool, self._buckets = runner, pool, buckets
         self._version, self._max_model_len = version, max_model_len
+        self._vocab_size = vocab_size
         self._make_programs = programs
         self._is_ready = False
 
     def score(self, token_ids: Sequence[int]) -> np.ndarray:
         """float32[len - 1]: log-probability of each token but the first, given those before it.
 
-        Raises: InvalidRequest for fewer than 2 tokens, ContextLengthExceeded for too many,
-            Overloaded while running sequences hold the pages that it needs.
+        Raises: InvalidRequest for fewer than 2 tokens or unknown ones, ContextLengthExceeded for
+            too many, Overloaded while running sequences hold the pages that it needs.
         """
-        ids = np.asarray(token_ids, np.int32)
+        ids = self._ids(token_ids)
         if len(ids) < 2:
             raise InvalidRequest(f"a text to score needs 2 or more tokens; got {len(ids)}")
         if len(ids) > self._max_model_len:
@@ -64,6 +67,19 @@ class Scorer:
             return self._score(ids, pages)
         finally:
             self._pool.release(pages)
+
+    def _ids(self, token_ids: Sequence[int]) -> np.ndarray:
+        """int32[len], inside the vocabulary: the device would read past the embedding."""
+        try:
+            ids = np.array(array("i", token_ids), np.int32)
+        except (TypeError, OverflowError) as error:
+            raise InvalidRequest(f"a text to score must hold token ids: {error}") from error
+        for token_id in (ids.min(initial=0), ids.max(initial=0)):
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidRequest(
+                    f"a text to score must hold ids in [0, {self._vocab_size}); got {token_id}"
+                )
+        return ids
 
     def _score(self, ids: np.ndarray, pages: list[int]) -> np.ndarray:
         bucket = self._buckets.tokens_for(min(SCORE_TOKENS, self._buckets.max_tokens))

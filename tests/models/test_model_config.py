@@ -124,8 +124,9 @@ def test_llamas_attention_bias_is_on_all_four_projections():
     assert (config.qkv_bias, config.out_bias, config.mlp_bias) == (True, True, False)
 
 
-def test_qwen2_has_a_bias_on_q_k_and_v_whatever_it_says():
-    config = read(model_type="qwen2")
+@pytest.mark.parametrize("says", [{}, {"attention_bias": True}, {"attention_bias": False}])
+def test_qwen2_has_a_bias_on_q_k_and_v_whatever_it_says(says: dict[str, bool]):
+    config = read(model_type="qwen2", **says)
     assert (config.qkv_bias, config.out_bias) == (True, False)
 
 
