@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from numbers import Integral
@@ -131,7 +131,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, **fields: Any
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput]:
         """Continues one prompt, output by output; closing the iterator aborts it."""
         request = self._request(self._token_ids(prompt), _sampling(sampling, fields))
         return self._run([request])
@@ -150,7 +150,7 @@ class LLM:
         """
         return [self._built.scorer.score(ids).tolist() for ids in self._encode(texts)]
 
-    def _run(self, requests: Sequence[Request]) -> Iterator[RequestOutput]:
+    def _run(self, requests: Sequence[Request]) -> Generator[RequestOutput]:
         """Submits all or none, and steps until all have ended.
 
         A step also serves the other iterators of this LLM; theirs waits in their own inboxes.

@@ -11,7 +11,7 @@ needs: both trip counts are dynamic, so no shape depends on a context length.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,16 +29,19 @@ HEAD_MULTIPLE = 64  # head dims in between make the blocking of a product depend
 MASKED = -1e30  # a finite stand-in for -inf: exp(MASKED - m) is exactly 0
 
 
-class QueryBlocks(NamedTuple):
+Array = TypeVar("Array")  # jax.Array on the device, numpy on the host, shapes while lowering
+
+
+class QueryBlocks(NamedTuple, Generic[Array]):
     """Which tokens of a packed token axis [T] attend together; T marks padding.
 
     Real blocks stand first. Every token is in at most one block; a token in none gets output 0.
     """
 
-    narrow: jax.Array  # int32[A], A a multiple of NARROW_GROUP: blocks of one query
-    num_narrow: jax.Array  # int32[]
-    wide: jax.Array  # int32[B, Q], B a multiple of WIDE_GROUP: queries of one row
-    num_wide: jax.Array  # int32[]
+    narrow: Array  # int32[A], A a multiple of NARROW_GROUP: blocks of one query
+    num_narrow: Array  # int32[]
+    wide: Array  # int32[B, Q], B a multiple of WIDE_GROUP: queries of one row
+    num_wide: Array  # int32[]
 
 
 def paged_attention(
@@ -90,7 +93,7 @@ def ragged_paged_attention(
     page_table: jax.Array,
     positions: jax.Array,
     rows: jax.Array,
-    blocks: QueryBlocks,
+    blocks: QueryBlocks[jax.Array],
     *,
     scale: float,
     backend: Backend = "reference",
@@ -263,7 +266,7 @@ def _check_pages(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array) -> None:
         raise ValueError(f"k_pages' page size must divide {TILE_KV}; got {page_size}")
 
 
-def _check_blocks(blocks: QueryBlocks) -> None:
+def _check_blocks(blocks: QueryBlocks[jax.Array]) -> None:
     narrow, wide = blocks.narrow.shape[0], blocks.wide.shape[0]
     if narrow % NARROW_GROUP or wide % WIDE_GROUP:
         raise ValueError(

@@ -44,9 +44,7 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
 def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of such a checkpoint, in Hugging Face's words."""
     dim, mlp, vocab = (config[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
-    q, kv = (
-        config[k] * config["head_dim"] for k in ("num_attention_heads", "num_key_value_heads")
-    )
+    q, kv = (config[k] * config["head_dim"] for k in ("num_attention_heads", "num_key_value_heads"))
     has_bias = config.get("attention_bias") or config["model_type"] == "qwen2"
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (vocab, dim),

@@ -16,7 +16,7 @@ from jaxinfer.config import MIN_ROWS
 from pallas_kernels.row_sum import row_sum
 
 
-def _empty(shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param:
+def _empty(shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param[jax.Array]:
     """A parameter to be filled by loading; modules are only ever built under `nnx.eval_shape`."""
     return nnx.Param(jnp.zeros(shape, dtype))
 

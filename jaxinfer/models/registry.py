@@ -103,7 +103,7 @@ def decoder_for(hf_config: Mapping[str, Any], *, dtype: jnp.dtype) -> Decoder:
 
 
 def _abstract(
-    module: type[nnx.Module], config: ModelConfig, dtype: jnp.dtype
+    module: type[LlamaTop] | type[LlamaLayer], config: ModelConfig, dtype: jnp.dtype
 ) -> tuple[Any, dict[str, Any]]:
     graph, state = nnx.split(nnx.eval_shape(lambda: module(config, dtype=dtype)))
     return graph, nnx.to_pure_dict(state)

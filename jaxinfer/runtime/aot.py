@@ -98,7 +98,7 @@ class CompileCounter:
         self._lock = threading.Lock()
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
-    def _on_event(self, event: str, duration_s: float, **_: object) -> None:
+    def _on_event(self, event: str, duration_secs: float, **_: object) -> None:
         if event == COMPILE_EVENT:
             with self._lock:
                 self.count += 1

@@ -48,7 +48,7 @@ class PagedKV:
         page_table: jax.Array,
         positions: jax.Array,
         rows: jax.Array | None,
-        blocks: QueryBlocks | None,
+        blocks: QueryBlocks[jax.Array] | None,
         *,
         backend: Backend,
     ):
@@ -56,7 +56,8 @@ class PagedKV:
         if rows is None:
             rows = jnp.arange(len(positions), dtype=jnp.int32)
         self._page_table, self._positions, self._rows = page_table, positions, rows
-        self._blocks, self._backend = blocks, backend
+        self._blocks = blocks
+        self._backend: Backend = backend
         num_pages, _, page_size, _ = pages[0].shape
         at = jnp.maximum(positions, 0)
         own_page = page_table[rows, at // page_size]

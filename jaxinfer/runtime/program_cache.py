@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import jax
-import jaxlib
+import jaxlib.version
 from jax.experimental import serialize_executable
 from jax.stages import Compiled
 
@@ -36,7 +36,7 @@ def program_key(facts: Iterable[object]) -> str:
     digest = hashlib.sha256()
     for fact in (
         jax.__version__,
-        jaxlib.__version__,
+        jaxlib.version.__version__,
         device.platform,
         device.device_kind,
         _cpu_features(),

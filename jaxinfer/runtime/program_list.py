@@ -13,9 +13,12 @@ from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.aot import Program
 from jaxinfer.runtime.kv_cache import page_shape
 from jaxinfer.runtime.sampling import SamplingArrays, Variant
-from jaxinfer.runtime.steps import DecodeArrays, PrefillArrays, StepArrays, Steps, without_layers
+from jaxinfer.runtime.steps import DecodeArrays, PrefillArrays, Steps, without_layers
 from jaxinfer.scheduling.buckets import Buckets
 from pallas_kernels.paged_attention import QueryBlocks
+
+Shape = jax.ShapeDtypeStruct
+ArrayShapes = DecodeArrays[Shape] | PrefillArrays[Shape]
 
 
 def step_name(kind: str, bucket: int, part: str) -> str:
@@ -46,7 +49,7 @@ class ProgramList:
     ):
         self._steps, self._buckets, self._is_fused = steps, buckets, is_fused
         shape = page_shape(decoder.config, num_pages=num_pages, page_size=page_size)
-        page = jax.ShapeDtypeStruct(shape, decoder.dtype)
+        page = Shape(shape, decoder.dtype)
         self._pages = [(page, page)] * decoder.config.num_hidden_layers
         self._params = decoder.param_shapes
         self._top = without_layers(self._params)
@@ -66,17 +69,17 @@ class ProgramList:
     def score(self, tokens: int) -> list[Program]:
         """What `ModelRunner.score_chunk` calls for this bucket."""
         parts = list(self._parts("prefill", tokens, self._prefill_arrays(tokens)))
-        x = jax.ShapeDtypeStruct((tokens, self._dim), self._dtype)
+        x = Shape((tokens, self._dim), self._dtype)
         lower = functools.partial(self._steps.score.lower, self._top, x, _int32(tokens))
         return [*parts[:2], Program(step_name("prefill", tokens, "score"), lower)]
 
-    def _step(self, kind: str, bucket: int, arrays: StepArrays) -> list[Program]:
+    def _step(self, kind: str, bucket: int, arrays: ArrayShapes) -> list[Program]:
         if not self._is_fused:
             return list(self._parts(kind, bucket, arrays))
         lower = functools.partial(self._steps.fused.lower, self._params, self._pages, arrays)
         return [Program(step_name(kind, bucket, "step"), lower)]
 
-    def _parts(self, kind: str, bucket: int, arrays: StepArrays) -> Iterator[Program]:
+    def _parts(self, kind: str, bucket: int, arrays: ArrayShapes) -> Iterator[Program]:
         """Layer, begin, end: of a layered step."""
         steps = self._steps
         x, rope = jax.eval_shape(steps.begin, self._top, arrays)
@@ -89,18 +92,18 @@ class ProgramList:
             yield Program(step_name(kind, bucket, part), functools.partial(function.lower, *args))
 
     def _sample(self, rows: int, variant: Variant) -> Program:
-        real = jax.ShapeDtypeStruct((rows,), np.float32)
-        seeds = jax.ShapeDtypeStruct((rows, 2), np.uint32)
+        real = Shape((rows,), np.float32)
+        seeds = Shape((rows, 2), np.uint32)
         arrays = SamplingArrays(real, _int32(rows), real, real, seeds, _int32(rows))
-        hidden = jax.ShapeDtypeStruct((self._buckets.max_rows, self._dim), self._dtype)
+        hidden = Shape((self._buckets.max_rows, self._dim), self._dtype)
         lower = functools.partial(self._steps.sample[variant].lower, self._top, hidden, arrays)
         return Program(sample_name(variant, rows), lower)
 
-    def _decode_arrays(self, rows: int) -> DecodeArrays:
+    def _decode_arrays(self, rows: int) -> DecodeArrays[Shape]:
         table = _int32(rows, self._buckets.max_pages_per_seq)
         return DecodeArrays(_int32(rows), _int32(rows), table)
 
-    def _prefill_arrays(self, tokens: int) -> PrefillArrays:
+    def _prefill_arrays(self, tokens: int) -> PrefillArrays[Shape]:
         buckets = self._buckets
         blocks = QueryBlocks(
             _int32(buckets.max_rows),
@@ -114,5 +117,5 @@ class ProgramList:
         )
 
 
-def _int32(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, np.int32)
+def _int32(*shape: int) -> Shape:
+    return Shape(shape, np.int32)

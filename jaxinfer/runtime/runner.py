@@ -27,7 +27,7 @@ from pallas_kernels.paged_attention import QueryBlocks
 class PendingStep:
     """A step on its way: arrays that the device is still filling."""
 
-    sampled: Sampled
+    sampled: Sampled[jax.Array]
     num_sampled: int
 
 
@@ -80,7 +80,7 @@ class ModelRunner:
         )
 
     def score_chunk(
-        self, version: str, bucket: int, arrays: PrefillArrays, targets: np.ndarray
+        self, version: str, bucket: int, arrays: PrefillArrays[np.ndarray], targets: np.ndarray
     ) -> np.ndarray:
         """Runs one chunk of a known text.
 
@@ -95,7 +95,7 @@ class ModelRunner:
         self._programs = self._programs.merged(programs)
 
 
-def _step_arrays(batch: Batch) -> DecodeArrays | PrefillArrays:
+def _step_arrays(batch: Batch) -> DecodeArrays[np.ndarray] | PrefillArrays[np.ndarray]:
     if batch.blocks is None:
         return DecodeArrays(batch.token_ids, batch.positions, batch.page_table)
     blocks = batch.blocks
@@ -109,7 +109,7 @@ def _step_arrays(batch: Batch) -> DecodeArrays | PrefillArrays:
     )
 
 
-def _sampling_arrays(sampling: SamplingBatch) -> SamplingArrays:
+def _sampling_arrays(sampling: SamplingBatch) -> SamplingArrays[np.ndarray]:
     return SamplingArrays(
         sampling.temperature,
         sampling.top_k,

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.config import MIN_ROWS
+from pallas_kernels.paged_attention import Array
 from pallas_kernels.row_sum import row_sum
 
 MAX_TOP = 20  # likeliest tokens that variant `full` reports
@@ -27,27 +28,29 @@ DRAW_BLOCK = 256  # vocabulary entries that are summed before a draw looks insid
 Variant = Literal["greedy", "plain", "full"]
 
 
-class SamplingArrays(NamedTuple):
+class SamplingArrays(NamedTuple, Generic[Array]):
     """Per row; the device form of scheduling/batch.py's SamplingBatch."""
 
-    temperature: jax.Array  # float32[N]; 0: greedy
-    top_k: jax.Array  # int32[N]; 0: off
-    top_p: jax.Array  # float32[N]; 1: off
-    min_p: jax.Array  # float32[N]; 0: off
-    seeds: jax.Array  # uint32[N, 2]
-    positions: jax.Array  # int32[N]
+    temperature: Array  # float32[N]; 0: greedy
+    top_k: Array  # int32[N]; 0: off
+    top_p: Array  # float32[N]; 1: off
+    min_p: Array  # float32[N]; 0: off
+    seeds: Array  # uint32[N, 2]
+    positions: Array  # int32[N]
 
 
-class Sampled(NamedTuple):
+class Sampled(NamedTuple, Generic[Array]):
     """What a step chose."""
 
-    token_ids: jax.Array  # int32[N]
-    logprobs: jax.Array  # float32[N]: of the chosen token, before temperature and filters
-    top_ids: jax.Array  # int32[N, MAX_TOP or 0], likeliest first; variant `full` only
-    top_logprobs: jax.Array  # float32[N, MAX_TOP or 0]
+    token_ids: Array  # int32[N]
+    logprobs: Array  # float32[N]: of the chosen token, before temperature and filters
+    top_ids: Array  # int32[N, MAX_TOP or 0], likeliest first; variant `full` only
+    top_logprobs: Array  # float32[N, MAX_TOP or 0]
 
 
-def sample(logits: jax.Array, arrays: SamplingArrays, variant: Variant) -> Sampled:
+def sample(
+    logits: jax.Array, arrays: SamplingArrays[jax.Array], variant: Variant
+) -> Sampled[jax.Array]:
     """float32[N, V] -> one token per row.
 
     Variant `greedy` ignores the arrays, `plain` their filters.
@@ -79,7 +82,7 @@ def _row_sum(x: jax.Array) -> jax.Array:
     return row_sum(x, least_rows=MIN_ROWS * math.prod(x.shape[1:-1]))
 
 
-def _filter(weights: jax.Array, arrays: SamplingArrays) -> jax.Array:
+def _filter(weights: jax.Array, arrays: SamplingArrays[jax.Array]) -> jax.Array:
     """float32[N, V], largest 1 -> the same with the tokens that a filter removes set to 0."""
     weights = jnp.where(weights >= arrays.min_p[:, None], weights, 0.0)
     vocab_size = weights.shape[1]
@@ -121,7 +124,7 @@ def _largest_threshold(
     return jnp.where(is_used, lax.bitcast_convert_type(low, jnp.float32), 0.0)
 
 
-def _draw(weights: jax.Array, arrays: SamplingArrays) -> jax.Array:
+def _draw(weights: jax.Array, arrays: SamplingArrays[jax.Array]) -> jax.Array:
     """float32[N, V] -> int32[N], each row by inverse distribution function, in two stages.
 
     The first uniform picks a block of the vocabulary, the second a token inside it, so that a token

@@ -100,14 +100,16 @@ class Scorer:
 
     def _arrays(
         self, chunk: np.ndarray, start: int, bucket: int, table: np.ndarray
-    ) -> PrefillArrays:
+    ) -> PrefillArrays[np.ndarray]:
         """One sequence's tokens from position `start`, as wide blocks."""
         buckets = self._buckets
         width = buckets.block_q(bucket)
         wide = np.full((buckets.wide_blocks(bucket), width), bucket, np.int32)
         wide.reshape(-1)[: len(chunk)] = np.arange(len(chunk))
         narrow = np.full(buckets.max_rows, bucket, np.int32)
-        blocks = QueryBlocks(narrow, np.int32(0), wide, np.int32(-(-len(chunk) // width)))
+        blocks = QueryBlocks(
+            narrow, np.array(0, np.int32), wide, np.array(-(-len(chunk) // width), np.int32)
+        )
         token_ids, positions = np.zeros(bucket, np.int32), np.full(bucket, -1, np.int32)
         token_ids[: len(chunk)] = chunk
         positions[: len(chunk)] = start + np.arange(len(chunk))

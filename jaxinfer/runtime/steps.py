@@ -16,7 +16,7 @@ really sampled.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, Generic, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -25,31 +25,31 @@ from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.kv_cache import KVPages, PagedKV
 from jaxinfer.runtime.sampling import Sampled, SamplingArrays, Variant, log_total, sample
 from pallas_kernels.backend import Backend
-from pallas_kernels.paged_attention import QueryBlocks
+from pallas_kernels.paged_attention import Array, QueryBlocks
 
 Params = dict[str, Any]
 
 
-class DecodeArrays(NamedTuple):
+class DecodeArrays(NamedTuple, Generic[Array]):
     """A decode step's batch: one token per row."""
 
-    token_ids: jax.Array  # int32[N]
-    positions: jax.Array  # int32[N]; -1 marks padding
-    page_table: jax.Array  # int32[N, M]
+    token_ids: Array  # int32[N]
+    positions: Array  # int32[N]; -1 marks padding
+    page_table: Array  # int32[N, M]
 
 
-class PrefillArrays(NamedTuple):
+class PrefillArrays(NamedTuple, Generic[Array]):
     """A prefill step's batch: packed chunks."""
 
-    token_ids: jax.Array  # int32[T]
-    positions: jax.Array  # int32[T]; -1 marks padding
-    rows: jax.Array  # int32[T]
-    page_table: jax.Array  # int32[R, M]
-    blocks: QueryBlocks
-    sample_at: jax.Array  # int32[R]
+    token_ids: Array  # int32[T]
+    positions: Array  # int32[T]; -1 marks padding
+    rows: Array  # int32[T]
+    page_table: Array  # int32[R, M]
+    blocks: QueryBlocks[Array]
+    sample_at: Array  # int32[R]
 
 
-StepArrays = DecodeArrays | PrefillArrays
+StepArrays = DecodeArrays[jax.Array] | PrefillArrays[jax.Array]
 Rope = tuple[jax.Array, jax.Array]
 
 
@@ -61,7 +61,8 @@ class Steps:
     """
 
     def __init__(self, decoder: Decoder, *, max_rows: int, backend: Backend):
-        self._decoder, self._max_rows, self._backend = decoder, max_rows, backend
+        self._decoder, self._max_rows = decoder, max_rows
+        self._backend: Backend = backend
         self.begin = jax.jit(self._begin)
         self.layer = jax.jit(self._layer, donate_argnames=("pages", "x"))
         self.end = jax.jit(self._end)
@@ -114,8 +115,8 @@ class Steps:
         return new_pages, self._end(params, x, batch)
 
     def _sample(
-        self, top: Params, hidden: jax.Array, arrays: SamplingArrays, *, variant: Variant
-    ) -> Sampled:
+        self, top: Params, hidden: jax.Array, arrays: SamplingArrays[jax.Array], *, variant: Variant
+    ) -> Sampled[jax.Array]:
         num_rows = arrays.temperature.shape[0]
         logits = self._decoder.bind_top(top).logits(hidden[:num_rows])
         with jax.named_scope("sample"):

@@ -24,7 +24,8 @@ def load_weights(
 
     Raises: CheckpointError for a tensor that is missing, unused or of another shape.
     """
-    source, ignored = checkpoint.source, list(IGNORED_TENSORS)
+    source = checkpoint.source
+    ignored: list[str] = list(IGNORED_TENSORS)
     if decoder.config.tie_word_embeddings and HEAD in source.names():
         log.warning("%s: %s is not used, the embedding is the head", checkpoint.path, HEAD)
         ignored.append(HEAD)
@@ -36,11 +37,15 @@ def load_weights(
         unit_scale=True,
         disable=None if show_progress else True,
     ) as bar:
+
+        def advance(num_bytes: int) -> None:
+            bar.update(num_bytes)
+
         return load_params(
             source,
             decoder.weight_plan(),
             dtype=decoder.dtype,
             ignore=ignored,
-            progress=bar.update,
+            progress=advance,
             file=str(checkpoint.path),
         )

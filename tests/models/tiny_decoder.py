@@ -18,9 +18,9 @@ from jaxinfer.runtime.weights import load_weights
 from tests.models.reference_decoder import ReferenceDecoder
 from tests.tiny import tiny_config, tiny_tensors, write_checkpoint
 
-ONE_KV_HEAD = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 32}
-QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
-MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+ONE_KV_HEAD: dict[str, Any] = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 32}
+QWEN2: dict[str, Any] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+MISTRAL: dict[str, Any] = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
 
 
 @dataclass(frozen=True)

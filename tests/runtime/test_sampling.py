@@ -115,7 +115,12 @@ def test_filters_leave_the_exact_distribution(
     top_k: int, top_p: float, min_p: float, temperature: float
 ):
     logits = np.tile(LOGITS, (NUM_DRAWS, 1))
-    fields = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    fields: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+    }
     want = filtered(LOGITS, **fields)
     assert_drawn_from(run(logits, **fields).token_ids, want)
 
@@ -207,7 +212,7 @@ def test_a_draw_depends_on_seed_and_position_alone(vocab_size: int):
             logits = random_logits(num_rows, vocab_size, seed=row)
             seeds = rng.integers(0, 2**32, (num_rows, 2))
             positions = rng.integers(0, 1000, num_rows)
-            fields = {
+            fields: dict[str, Any] = {
                 "temperature": rng.uniform(0, 2, num_rows),
                 "top_k": rng.integers(0, 9, num_rows),
                 "top_p": rng.uniform(0.1, 1, num_rows),
@@ -229,7 +234,10 @@ def test_filtered_draws_do_not_depend_on_company_either():
         row = int(rng.integers(num_rows))
         logits = random_logits(num_rows, 1000, seed=num_rows)
         logits[row] = mine
-        company = {"top_k": rng.integers(0, 9, num_rows), "top_p": rng.uniform(0.1, 1, num_rows)}
+        company: dict[str, Any] = {
+            "top_k": rng.integers(0, 9, num_rows),
+            "top_p": rng.uniform(0.1, 1, num_rows),
+        }
         for name, values in company.items():
             values[row] = fields[name]
         got = run(logits, seeds=[5, 6], **(fields | company))

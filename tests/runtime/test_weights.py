@@ -105,7 +105,7 @@ def test_a_bias_that_the_config_does_not_announce_is_refused(tmp_path: Path):
 
 def test_qwen2_without_its_bias_is_refused(tmp_path: Path):
     bias = "model.layers.0.self_attn.k_proj.bias"
-    qwen2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+    qwen2: dict[str, Any] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
     with pytest.raises(CheckpointError, match=f"expected 1 tensor '{bias}'"):
         load(tmp_path, lambda tensors: tensors.pop(bias), **qwen2)
 
