@@ -34,8 +34,8 @@ NUM_SMALL = 3 + 3 + 3  # begin, layer, end of a prefill and a decode step; three
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    """Rows 8 and 16, tokens 16 and 32."""
-    return tiny_llm(tmp_path_factory, {"max_num_seqs": 16, "max_num_batched_tokens": 32})
+    """Rows 8 and 16."""
+    return tiny_llm(tmp_path_factory, {"max_num_seqs": 16, "max_num_batched_tokens": 16})
 
 
 @pytest.fixture

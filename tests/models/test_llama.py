@@ -42,7 +42,7 @@ def test_logits_are_those_of_the_reference_decoder(name: str, tmp_path: Path):
     np.testing.assert_allclose(tiny.dense(ids), want, rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("cuts", [(1, 2, 3, 4, 5), (4,)])
+@pytest.mark.parametrize("cuts", [(1, 2, 3), (4,)])
 def test_token_by_token_is_the_same_as_all_at_once(llama: TinyDecoder, cuts: tuple[int, ...]):
     ids = llama.random_ids(6, seed=1)
     want = llama.reference.logits(ids)
