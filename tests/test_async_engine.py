@@ -7,7 +7,7 @@ import contextlib
 import gc
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -51,7 +51,7 @@ class Facts:
 
 
 def request(request_id: str = "r", *, prompt: tuple[int, ...] = PROMPT, **fields: Any) -> Request:
-    sampling = {"max_tokens": 5, "temperature": 0, "ignore_eos": True, **fields}
+    sampling: dict[str, Any] = {"max_tokens": 5, "temperature": 0, "ignore_eos": True, **fields}
     deadline_s = sampling.pop("deadline_s", None)
     return Request(
         request_id,
@@ -62,10 +62,19 @@ def request(request_id: str = "r", *, prompt: tuple[int, ...] = PROMPT, **fields
     )
 
 
+def waiting_for(gate: threading.Event) -> Callable[[Any], None]:
+    """A step that hangs until the gate opens."""
+
+    def wait(_: Any) -> None:
+        gate.wait(5)
+
+    return wait
+
+
 @contextlib.asynccontextmanager
 async def running(
     on_step: Callable[[Any], None] | None = None, facts: Facts | None = None, **runner: Any
-) -> AsyncIterator[AsyncEngine]:
+) -> AsyncGenerator[AsyncEngine]:
     core = make_engine(
         FakeRunner(on_step=on_step, **runner), tokenizer=FakeTokenizer(), clock=time.monotonic
     )
@@ -218,7 +227,7 @@ def test_abort_by_id_ends_the_stream():
 def test_a_request_aborted_while_it_waits_never_runs():
     async def scenario() -> None:
         gate = threading.Event()
-        async with running(lambda batch: gate.wait(5) and None) as engine:
+        async with running(waiting_for(gate)) as engine:
             running_one = engine.submit(request("first", max_tokens=2))
             await running_one.accepted()
             waiting = engine.submit(request("second", prompt=(50,), max_tokens=200))
@@ -300,7 +309,7 @@ def test_when_the_thread_dies_streams_fail_and_later_submits_are_unavailable():
 def test_turns_go_on_while_idle_and_stop_while_a_step_hangs():
     async def scenario() -> None:
         gate = threading.Event()
-        async with running(lambda batch: gate.wait(5) and None) as engine:
+        async with running(waiting_for(gate)) as engine:
             await until(lambda: engine.seconds_since_turn > 0.2)
             await until(lambda: engine.seconds_since_turn < 0.1)
             stream = engine.submit(request(max_tokens=1))

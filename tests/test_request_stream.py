@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_unread_outputs_of_a_choice_are_merged_into_one():
         for text in ("a", "b", "c"):
             stream.push(output(text), 0.0)
         stream.push(output("x", index=1), 0.0)
-        first, other = await stream.read() or ()
+        first, other = await stream.read() or pytest.fail("ended")
         assert (first.text, first.token_ids) == ("abc", (97, 98, 99))
         assert [p.token_id for p in first.logprobs] == [97, 98, 99]
         assert (other.index, other.text) == (1, "x")
@@ -78,7 +78,7 @@ def test_five_thousand_unread_tokens_wait_as_one_output():
     for _ in range(5000):
         stream.push(output("x"), 0.0)
     assert len(stream._unread) == 1
-    (merged,) = asyncio.run(stream.read()) or ()
+    (merged,) = asyncio.run(stream.read()) or pytest.fail("ended")
     assert merged.text == "x" * 5000
 
 
@@ -88,7 +88,7 @@ def test_a_merged_output_keeps_the_end_of_the_last_one():
         stream.push(output("a"), 0.0)
         ended = stream.push(output("", finish=FinishReason.STOP, tokens=[7]), 0.0)
         assert ended
-        (merged,) = await stream.read() or ()
+        (merged,) = await stream.read() or pytest.fail("ended")
         assert (merged.text, merged.finish_reason) == ("a", FinishReason.STOP)
         assert merged.token_ids == (97, 7)
         assert await stream.read() is None
@@ -220,6 +220,7 @@ def test_breaking_out_of_an_iteration_aborts():
         stream = seen.stream()
         stream.push(output("a"), 0.0)
         outputs = stream.__aiter__()
+        assert isinstance(outputs, AsyncGenerator)
         async for _ in outputs:
             break
         await outputs.aclose()

@@ -132,7 +132,7 @@ class Vocabulary:
     """A tokenizer as GGUF metadata."""
 
     model: str
-    tokens: list[str]
+    tokens: list[Any]  # text, as the tokenizer gives it
     types: list[int]
     merges: list[str] | None = None
     scores: list[float] | None = None

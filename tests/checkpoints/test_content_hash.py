@@ -12,7 +12,7 @@ from checkpoints.content_hash import content_hash
 from checkpoints.errors import CheckpointError
 
 
-def write(path: Path, content: bytes) -> Path:
+def write(path: Path, content: bytes | bytearray) -> Path:
     path.write_bytes(content)
     return path
 

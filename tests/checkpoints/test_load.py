@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +52,8 @@ def spec(name: str, *shape: int, path: tuple[str | int, ...] | None = None) -> W
 
 
 def load_all(source, specs, **options):
-    return load_params(source, specs, **({"dtype": np.float32, "file": "f"} | options))
+    defaults: dict[str, Any] = {"dtype": np.float32, "file": "f"}
+    return load_params(source, specs, **(defaults | options))
 
 
 def test_paths_become_nested_dicts_and_lists():

@@ -20,7 +20,8 @@ def no_download(*_: Any, **__: Any) -> None:
 
 
 def find(model: str, **options: Any) -> Path:
-    return resolve(model, **({"download": no_download, "catalog": (ENTRY,)} | options))
+    defaults: dict[str, Any] = {"download": no_download, "catalog": (ENTRY,)}
+    return resolve(model, **(defaults | options))
 
 
 def place(folder: Path) -> Path:

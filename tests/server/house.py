@@ -11,7 +11,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,13 +52,15 @@ def letter_tokenizer() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([tokenizers.AddedToken(EOS, special=True, normalized=False)])
+    eos_id = backend.token_to_id(EOS)
+    assert eos_id is not None
     return Tokenizer(
         backend,
         chat_template=TEMPLATE,
         bos_token=None,
         eos_token=EOS,
         add_bos=False,
-        eos_token_ids=[backend.token_to_id(EOS)],
+        eos_token_ids=[eos_id],
     )
 
 
@@ -200,7 +202,7 @@ def open_house(
     tokenizer: Any = None,
     send_buffer: int | None = None,
     **engine_options: Any,
-) -> Iterator[House]:
+) -> Generator[House]:
     """Serves until the block ends, then checks that nothing was left behind."""
     core, runner, scheduler, own_tokenizer = make_engine(**engine_options)
     metrics = Metrics(names[0])

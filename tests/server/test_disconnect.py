@@ -139,7 +139,8 @@ def test_of_32_streams_half_are_cut_at_random_and_the_others_get_their_solo_text
                 for line in reply.iter_lines():
                     if line.startswith("data: {"):
                         texts.append(json.loads(line[6:])["choices"][0]["text"])
-                    if cut_after[i] is not None and len(texts) >= cut_after[i]:
+                    cut = cut_after[i]
+                    if cut is not None and len(texts) >= cut:
                         return None
             return "".join(texts)
 

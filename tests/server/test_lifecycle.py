@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -77,7 +77,7 @@ class Process:
 
 
 @contextlib.contextmanager
-def serving(step_s: float = 0.0, kind: str = "ok", *flags: str) -> Iterator[Process]:
+def serving(step_s: float = 0.0, kind: str = "ok", *flags: str) -> Generator[Process]:
     module = ("-m", "tests.server.served_letters", str(step_s), kind)
     process = Process(*module, "--port", "0", *flags)
     try:
