@@ -73,17 +73,20 @@ def paged_attention(
             f"q must have a multiple of {NARROW_GROUP} rows and page_table as many; "
             f"got q {q.shape} and page_table {page_table.shape}"
         )
-    out = _attend_blocks(
-        q[:, None],
-        positions[:, None],
+    tokens = jnp.arange(q.shape[0], dtype=jnp.int32)
+    return _attend_blocks(
+        jnp.zeros_like(q),
+        q,
+        positions,
         page_table,
+        tokens,
+        tokens[:, None],
         jnp.sum(positions >= 0, dtype=jnp.int32),
         k_pages,
         v_pages,
         scale=scale,
         group=NARROW_GROUP,
     )
-    return out[:, 0]
 
 
 def ragged_paged_attention(
@@ -114,41 +117,34 @@ def ragged_paged_attention(
     _check_backend(backend)
     _check_pages(q, k_pages, v_pages)
     _check_blocks(blocks)
-    num_tokens, num_narrow = q.shape[0], blocks.narrow.shape[0]
-
-    def attend(tokens: jax.Array, count: jax.Array, group: int) -> jax.Array:
-        at = jnp.minimum(tokens, num_tokens - 1)
+    out = jnp.zeros_like(q)
+    for tokens, count, group in (
+        (blocks.narrow[:, None], blocks.num_narrow, NARROW_GROUP),
+        (blocks.wide, blocks.num_wide, WIDE_GROUP),
+    ):
         out = _attend_blocks(
-            q[at],
-            jnp.where(tokens < num_tokens, positions[at], -1),
-            page_table[rows[at[:, 0]]],
+            out,
+            q,
+            positions,
+            page_table,
+            rows,
+            tokens,
             count,
             k_pages,
             v_pages,
             scale=scale,
             group=group,
         )
-        return out.reshape(-1, *q.shape[1:])
-
-    with jax.named_scope("narrow"):
-        narrow = attend(blocks.narrow[:, None], blocks.num_narrow, NARROW_GROUP)
-    with jax.named_scope("wide"):
-        wide = attend(blocks.wide, blocks.num_wide, WIDE_GROUP)
-    zero = jnp.zeros((1, *q.shape[1:]), q.dtype)
-    source = jnp.full((num_tokens,), num_narrow + blocks.wide.size, jnp.int32)
-    source = source.at[blocks.narrow].set(
-        jnp.arange(num_narrow, dtype=jnp.int32), mode="drop", unique_indices=False
-    )
-    source = source.at[blocks.wide.reshape(-1)].set(
-        num_narrow + jnp.arange(blocks.wide.size, dtype=jnp.int32), mode="drop"
-    )
-    return jnp.concatenate([narrow, wide, zero])[source]
+    return out
 
 
 def _attend_blocks(
+    out: jax.Array,
     q: jax.Array,
     positions: jax.Array,
     page_table: jax.Array,
+    rows: jax.Array,
+    blocks: jax.Array,
     num_blocks: jax.Array,
     k_pages: jax.Array,
     v_pages: jax.Array,
@@ -156,26 +152,29 @@ def _attend_blocks(
     scale: float,
     group: int,
 ) -> jax.Array:
-    """Blocks [B, Q] of queries, a page table row each -> float[B, Q, H, D].
+    """Writes the outputs of the first num_blocks blocks, int32[B, Q] of tokens, into out [T, H, D].
 
     Q queries and the H/K heads that share a KV head are the rows of one small product per KV head.
     """
-    num, width, num_heads, head_dim = q.shape
+    num_tokens, num_heads, head_dim = q.shape
     _, num_kv, page_size, _ = k_pages.shape
-    shared = num_heads // num_kv
+    width, shared = blocks.shape[1], num_heads // num_kv
+    num_rows = width * shared
     pages_per_tile = TILE_KV // page_size
     pad = -page_table.shape[1] % pages_per_tile
     page_table = jnp.pad(page_table, ((0, 0), (0, pad)))
-    # [B, Q, K, shared, D] -> [B, K, Q * shared, D]
-    q_rows = (q.astype(jnp.float32) * scale).reshape(num, width, num_kv, shared, head_dim)
-    q_rows = q_rows.transpose(0, 2, 1, 3, 4).reshape(num, num_kv, width * shared, head_dim)
-    q_rows = _pad_head(q_rows)
-    row_positions = jnp.repeat(positions, shared, axis=1)
-    num_rows = width * shared
-    if num_rows < LEAST_ROWS:
-        extra = LEAST_ROWS - num_rows
-        q_rows = jnp.pad(q_rows, ((0, 0), (0, 0), (0, extra), (0, 0)))
-        row_positions = jnp.pad(row_positions, ((0, 0), (0, extra)), constant_values=-1)
+
+    def by_head(x: jax.Array) -> jax.Array:
+        """[G, Q, H, D] -> float32[G, K, rows, padded D], rows = Q * shared or LEAST_ROWS."""
+        x = x.astype(jnp.float32).reshape(group, width, num_kv, shared, head_dim)
+        x = x.transpose(0, 2, 1, 3, 4).reshape(group, num_kv, num_rows, head_dim)
+        extra = max(0, LEAST_ROWS - num_rows)
+        return _pad_head(jnp.pad(x, ((0, 0), (0, 0), (0, extra), (0, 0))))
+
+    def by_token(x: jax.Array) -> jax.Array:
+        """The way back: [G, K, rows, padded D] -> [G, Q, H, D]."""
+        x = x[:, :, :num_rows, :head_dim].reshape(group, num_kv, width, shared, head_dim)
+        return x.transpose(0, 2, 1, 3, 4).reshape(group, width, num_heads, head_dim)
 
     def tile(pages: jax.Array, ids: jax.Array) -> jax.Array:
         """[P, K, S, D] at int32[G, pages_per_tile] -> float32[G, K, TILE_KV, D]."""
@@ -185,22 +184,24 @@ def _attend_blocks(
         return _pad_head(got)
 
     def attend_group(g: jax.Array, out: jax.Array) -> jax.Array:
-        def of_group(x: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(x, g * group, group)
-
-        q_g, positions_g, table_g = of_group(q_rows), of_group(row_positions), of_group(page_table)
-        last = positions_g.max(axis=1)
+        tokens = lax.dynamic_slice_in_dim(blocks, g * group, group)
+        at = jnp.minimum(tokens, num_tokens - 1)
+        own = jnp.where(tokens < num_tokens, positions[at], -1)
+        last, table = own.max(axis=1), page_table[rows[at[:, 0]]]
+        q_g = by_head(q[at]) * scale
+        extra = q_g.shape[2] - num_rows
+        q_positions = jnp.pad(jnp.repeat(own, shared, axis=1), ((0, 0), (0, extra)))
 
         def visit(t: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             top, total, acc = carry
-            ids = lax.dynamic_slice_in_dim(table_g, t * pages_per_tile, pages_per_tile, axis=1)
+            ids = lax.dynamic_slice_in_dim(table, t * pages_per_tile, pages_per_tile, axis=1)
             kv_positions = t * TILE_KV + jnp.arange(TILE_KV, dtype=jnp.int32)
             k, v = tile(k_pages, ids), tile(v_pages, ids)
             # A reused page may hold anything past this row's end: 0 * NaN would be NaN.
             is_held = kv_positions[None, :] <= last[:, None]
             v = jnp.where(is_held[:, None, :, None], v, 0.0)
             scores = jnp.einsum("gkrd,gkud->gkru", q_g, k)
-            is_seen = kv_positions[None, None, :] <= positions_g[:, :, None]
+            is_seen = kv_positions[None, None, :] <= q_positions[:, :, None]
             scores = jnp.where(is_seen[:, None], scores, MASKED)
             new_top = jnp.maximum(top, scores.max(axis=-1))
             shrink = jnp.exp(top - new_top)
@@ -217,16 +218,13 @@ def _attend_blocks(
         )
         num_tiles = lax.div(last.max() + TILE_KV, TILE_KV)
         _, total, acc = lax.fori_loop(0, num_tiles, visit, start)
-        is_real = (positions_g >= 0)[:, None, :, None]
-        total = jnp.maximum(row_sum(total), 1e-30)
-        result = jnp.where(is_real, acc / total[..., None], 0.0)
-        return lax.dynamic_update_slice_in_dim(out, result, g * group, axis=0)
+        result = by_token(acc / jnp.maximum(row_sum(total), 1e-30)[..., None])
+        # Padding tokens have an index past the end, or a position of -1: both are dropped.
+        target = jnp.where(own >= 0, tokens, num_tokens)
+        return out.at[target].set(result.astype(out.dtype), mode="drop")
 
     num_groups = lax.div(num_blocks + (group - 1), group)
-    out = lax.fori_loop(0, num_groups, attend_group, jnp.zeros_like(q_rows))
-    out = out[:, :, :num_rows, :head_dim].reshape(num, num_kv, width, shared, head_dim)
-    out = out.transpose(0, 2, 1, 3, 4)
-    return out.reshape(q.shape).astype(q.dtype)
+    return lax.fori_loop(0, num_groups, attend_group, out)
 
 
 def _lane_sums(p: jax.Array) -> jax.Array:
