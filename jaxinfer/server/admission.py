@@ -32,27 +32,26 @@ class Admission:
         self._released: deque[float] = deque()
         self._refused: deque[float] = deque()
 
-    def check_room(self) -> None:
-        """Before a body is even read. Raises: Overloaded when nothing more fits."""
-        if self.num_open >= self.max_requests:
-            raise self._refusal(1)
+    def acquire(self) -> Permit:
+        """Room for one request, until the permit is released.
 
-    def acquire(self, count: int = 1) -> Permit:
-        """Room for `count` requests of one caller, until the permit is released.
-
-        Raises: Overloaded with the time to come back; InvalidRequest when `count` can never fit.
+        Raises: Overloaded with the time to come back.
         """
-        if count > self.max_requests:
-            raise InvalidRequest(
-                f"the call holds {count} prompts; at most {self.max_requests} fit; split it",
-                param="prompt",
-            )
+        self.take(1)
+        return Permit(self)
+
+    def take(self, count: int) -> None:
+        """For Permit. Raises: Overloaded, and nothing is taken."""
         if self.num_open + count > self.max_requests:
             raise self._refusal(count)
         if self._start_s is None:
             self._start_s = self._clock()
         self.num_open += count
-        return Permit(lambda: self._release(count))
+
+    def give_back(self, count: int) -> None:
+        """For Permit."""
+        self.num_open -= count
+        self._released.extend([self._clock()] * count)
 
     def retry_after_s(self, count: int = 1) -> float:
         """Until `count` more fit, if all who were refused lately come back before.
@@ -77,21 +76,36 @@ class Admission:
             retry_after_s=seconds,
         )
 
-    def _release(self, count: int) -> None:
-        self.num_open -= count
-        self._released.extend([self._clock()] * count)
-
 
 class Permit:
-    """Room for some requests; a context manager. Releasing it again does nothing."""
+    """Room for some requests of one caller; a context manager. Releasing it again does nothing."""
 
-    def __init__(self, on_release: Callable[[], None]):
-        self._on_release: Callable[[], None] | None = on_release
+    def __init__(self, admission: Admission):
+        self._admission = admission
+        self._count = 1
+
+    def grow(self, count: int, *, param: str) -> None:
+        """Room for `count` requests in all, once it is known how many the call holds.
+
+        Args:
+            param: the request field that asks for so many.
+        Raises: Overloaded, and the permit stays as it is; InvalidRequest when `count` can never
+            fit.
+        """
+        most = self._admission.max_requests
+        if count > most:
+            raise InvalidRequest(
+                f"the call asks for {count} choices (prompts times n); at most {most} fit; "
+                "split it",
+                param=param,
+            )
+        self._admission.take(count - self._count)
+        self._count = count
 
     def release(self) -> None:
-        on_release, self._on_release = self._on_release, None
-        if on_release is not None:
-            on_release()
+        count, self._count = self._count, 0
+        if count:
+            self._admission.give_back(count)
 
     def __enter__(self) -> Permit:
         return self

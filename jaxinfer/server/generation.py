@@ -49,6 +49,10 @@ class _Plan:
     unknown: frozenset[str]  # names of fields
 
     @property
+    def num_choices(self) -> int:
+        return self.num_prompts * self.sampling.n
+
+    @property
     def uses_max_completion_tokens(self) -> bool:
         return getattr(self.fields, "max_completion_tokens", None) is not None
 
@@ -68,22 +72,20 @@ class GenerationEndpoint(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival_s = self._state.served().engine.clock()
-        self._state.admission.check_room()
-        body = await read_body(scope, receive, self._state.limits)
-        if body is None:
-            return
-        served = self._state.served()
-        plan = await served.for_body(body, lambda: self._plan(served, body))
-        for name in self._state.new_unknown_fields(plan.unknown):
-            log.warning("field %r is not known and has no effect (said once)", name[:80])
-        with (
-            self._state.admission.acquire(plan.num_prompts),
-            Departure(receive) as departure,
-        ):
-            try:
-                await self._answer(served, plan, arrival_s, departure, send)
-            except ClientGone as gone:
-                log.info("499 %s: %s", scope["path"], gone)
+        with self._state.admission.acquire() as permit:
+            body = await read_body(scope, receive, self._state.limits)
+            if body is None:
+                return
+            served = self._state.served()
+            plan = await served.for_body(body, lambda: self._plan(served, body))
+            for name in self._state.new_unknown_fields(plan.unknown):
+                log.warning("field %r is not known and has no effect (said once)", name[:80])
+            permit.grow(plan.num_choices, param="n" if plan.num_prompts == 1 else "prompt")
+            with Departure(receive) as departure:
+                try:
+                    await self._answer(served, plan, arrival_s, departure, send)
+                except ClientGone as gone:
+                    log.info("499 %s: %s", scope["path"], gone)
 
     def _plan(self, served: ServedModel, body: bytes) -> _Plan:
         fields, unknown = parse(body, self.wire)
@@ -112,7 +114,7 @@ class GenerationEndpoint(ABC):
             departure.call(stream.close)
             await self._accepted(stream, plan)
             departure.check()
-            calls = _Reading(stream, writer, plan.sampling.n)
+            calls = Reading(stream, writer, plan.sampling.n)
             if plan.fields.stream:
                 await self._send_stream(calls, departure, send)
             else:
@@ -154,7 +156,7 @@ class GenerationEndpoint(ABC):
                 cache_salt=plan.fields.cache_salt or "",
             )
 
-    async def _send_whole(self, reading: _Reading, departure: Departure, send: Send) -> None:
+    async def _send_whole(self, reading: Reading, departure: Departure, send: Send) -> None:
         while (outputs := await reading.next(None)) is not None:
             for index, output in outputs:
                 reading.writer.add(index, output)
@@ -163,7 +165,7 @@ class GenerationEndpoint(ABC):
         await send({"type": "http.response.start", "status": 200, "headers": reply.raw_headers})
         await send({"type": "http.response.body", "body": reply.body})
 
-    async def _send_stream(self, reading: _Reading, departure: Departure, send: Send) -> None:
+    async def _send_stream(self, reading: Reading, departure: Departure, send: Send) -> None:
         """The status waits for the first output (or the first ping), so that an early failure is an
         HTTP error.
         """
@@ -238,38 +240,50 @@ class CompletionEndpoint(GenerationEndpoint):
         ]
 
 
-class _Reading:
+class Reading:
     """Outputs of a call's prompts, with the index of the choice in the whole answer."""
 
     def __init__(self, stream: RequestStream, writer: Writer, n: int):
         self.writer = writer
         self._stream = stream
         self._n = n
+        self._failure: JaxInferError | None = None
 
     async def next(self, timeout_s: float | None) -> list[tuple[int, RequestOutput]] | None:
-        """[] after `timeout_s` of silence, None at the end. Raises: what ended a choice badly."""
+        """[] after `timeout_s` of silence, None at the end.
+
+        Raises: what ended a choice badly, after the outputs that came before it.
+        """
+        if self._failure is not None:
+            raise self._failure
         outputs = await self._stream.read(timeout_s)
         if outputs is None:
             return None
+        good: list[tuple[int, RequestOutput]] = []
         for output in outputs:
-            raise_failure(output)
-        return [(self._index(o), o) for o in outputs]
+            self._failure = failure_of(output)
+            if self._failure is not None:
+                break
+            good.append((self._index(output), output))
+        if self._failure is not None and not good:
+            raise self._failure
+        return good
 
     def _index(self, output: RequestOutput) -> int:
         prompt = int(output.request_id.rpartition("-")[2])
         return prompt * self._n + output.index
 
 
-def raise_failure(output: RequestOutput) -> None:
-    """Raises the error of a choice that ended neither by stop nor by length."""
+def failure_of(output: RequestOutput) -> JaxInferError | None:
+    """The error of a choice that ended neither by stop nor by length."""
     reason = output.finish_reason
     if reason in (None, FinishReason.STOP, FinishReason.LENGTH):
-        return
+        return None
     if output.error is not None:
-        raise output.error
+        return output.error
     if reason is FinishReason.TIMEOUT:
-        raise DeadlineExceeded("the request's time limit passed before it was finished")
-    raise EngineFailure(f"the request was ended by the engine ({reason})")
+        return DeadlineExceeded("the request's time limit passed before it was finished")
+    return EngineFailure(f"the request was ended by the engine ({reason})")
 
 
 def _shape(served: ServedModel, plan: _Plan) -> Shape:
@@ -277,7 +291,7 @@ def _shape(served: ServedModel, plan: _Plan) -> Shape:
     return Shape(
         model=plan.model,
         version=served.version,
-        num_choices=plan.num_prompts * plan.sampling.n,
+        num_choices=plan.num_choices,
         wants_logprobs=plan.sampling.logprobs is not None,
         speller=served.tokenizer,
         include_usage=options is not None and options.include_usage,

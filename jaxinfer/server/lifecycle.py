@@ -82,7 +82,7 @@ def serve(
         voice.say(intro)
     try:
         listener = bind(settings.host, settings.port)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         voice.complain(f"cannot listen on {settings.host}:{settings.port}: {error}")
         return EXIT_LOAD_ERROR
     with listener:
@@ -90,7 +90,7 @@ def serve(
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket. Raises: OSError."""
+    """A bound TCP socket. Raises: OSError; UnicodeError for a host that is no host name."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -183,14 +183,12 @@ class _Serving:
     async def _load(self, server: uvicorn.Server) -> None:
         self._say(f"listening on {self._url()}")
         try:
-            built = await self._build_on_thread()
+            self._become_ready(await self._build_on_thread())
         except Exception as error:
             log.debug("loading failed", exc_info=error)
             self._complain(_one_line(error))
             self._exit_code = EXIT_BAD_FLAGS if isinstance(error, ConfigError) else EXIT_LOAD_ERROR
             server.should_exit = True
-            return
-        self._become_ready(built)
 
     async def _build_on_thread(self) -> Built:
         """On a daemon thread of its own: a signal while it compiles must not wait for it."""

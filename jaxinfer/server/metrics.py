@@ -21,6 +21,7 @@ from jaxinfer.stats import PoolStats, RequestStats, StepStats
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REJECT_REASONS = ("overloaded", "draining", "loading", "invalid", "unauthorized", "too_large")
 PAGE_STATES = ("used", "cached", "free")
+MAX_TOKENS = 131072  # of a request; bounds the buckets, which are made before the model is known
 
 
 class Metrics:
@@ -28,10 +29,9 @@ class Metrics:
 
     Args:
         model_name: the one served name, the label of every metric.
-        max_model_len: tokens; the last bucket of the token histograms.
     """
 
-    def __init__(self, model_name: str, *, max_model_len: int = 131072):
+    def __init__(self, model_name: str):
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name}
         self.tokens_sampled = 0  # since start
@@ -40,7 +40,7 @@ class Metrics:
         self._pool_source: Callable[[], PoolStats | None] = lambda: None
         self._make_gauges()
         self._make_counters()
-        self._make_histograms(max_model_len)
+        self._make_histograms()
 
     # ---- the engine's facts
 
@@ -179,8 +179,8 @@ class Metrics:
         )
         self._rejected = {r: rejected.labels(**self._labels, reason=r) for r in REJECT_REASONS}
 
-    def _make_histograms(self, max_model_len: int) -> None:
-        tokens = one_two_five(max_model_len)
+    def _make_histograms(self) -> None:
+        tokens = one_two_five(MAX_TOKENS)
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token", SECONDS
         )

@@ -4,9 +4,7 @@ all.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
-from importlib import metadata
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from jaxinfer import __version__
 from jaxinfer.errors import InvalidRequest, JaxInferError, Overloaded, Unavailable
 from jaxinfer.server.body import BodyTimeout, BodyTooLarge, read_body
 from jaxinfer.server.generation import ChatEndpoint, CompletionEndpoint
@@ -28,8 +27,6 @@ from jaxinfer.server.protocol import (
 )
 from jaxinfer.server.replies import ModelCard, error_body, error_reply, json_reply
 from jaxinfer.server.state import ServedModel, ServerState
-
-log = logging.getLogger(__name__)
 
 # Asked for by real clients; an answer that says so beats "unknown route".
 ABSENT_FEATURES: Mapping[str, str] = {
@@ -95,7 +92,7 @@ class _Routes:
         return Response(self._state.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def version(self, request: Request) -> Response:
-        return json_reply({"version": package_version()})
+        return json_reply({"version": __version__})
 
     async def models(self, request: Request) -> Response:
         served = self._state.served()
@@ -106,31 +103,24 @@ class _Routes:
         return json_reply(_card(served, served.check_name(request.path_params["name"])))
 
     async def tokenize(self, request: Request) -> Response:
-        served, wire = await self._parsed(request, TokenizeRequest)
-        ids = await served.off_loop(lambda: _tokenize(served, wire))
-        reply: dict[str, Any] = {
-            "count": len(ids),
-            "max_model_len": served.max_model_len,
-            "tokens": ids,
-        }
-        if wire.return_token_strs:
-            spell = served.tokenizer.token_bytes
-            reply["token_strs"] = [spell(i).decode("utf-8", "replace") for i in ids]
-        return json_reply(reply)
+        return await self._tokenizer_reply(request, TokenizeRequest, _tokenized)
 
     async def detokenize(self, request: Request) -> Response:
-        served, wire = await self._parsed(request, DetokenizeRequest)
-        text = await served.off_loop(lambda: _detokenize(served, wire))
-        return json_reply({"prompt": text})
+        return await self._tokenizer_reply(request, DetokenizeRequest, _detokenized)
 
-    async def _parsed(
-        self, request: Request, kind: type[ForTokenizer]
-    ) -> tuple[ServedModel, ForTokenizer]:
+    async def _tokenizer_reply(
+        self,
+        request: Request,
+        kind: type[ForTokenizer],
+        make: Callable[[ServedModel, ForTokenizer], dict[str, Any]],
+    ) -> Response:
+        """The reply that `make` gives; made and encoded on a thread of the pool."""
         served = self._state.served()
-        body = await read_body(request.scope, request.receive, self._state.limits) or b""
-        wire, _ = await served.for_body(body, lambda: parse(body, kind))
-        served.check_name(wire.model)
-        return served, wire
+        with self._state.admission.acquire():
+            body = await read_body(request.scope, request.receive, self._state.limits) or b""
+            wire, _ = await served.for_body(body, lambda: parse(body, kind))
+            served.check_name(wire.model)
+            return await served.off_loop(lambda: json_reply(make(served, wire)))
 
 
 def exception_handlers(
@@ -174,14 +164,6 @@ def exception_handlers(
     }
 
 
-def package_version() -> str:
-    """Of the installed package; "unknown" in a bare checkout."""
-    try:
-        return metadata.version("jaxinfer")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
 async def _absent(request: Request) -> Response:
     feature = ABSENT_FEATURES[request.scope["path"].removeprefix(request.scope["root_path"])]
     message = (
@@ -192,6 +174,18 @@ async def _absent(request: Request) -> Response:
 
 def _card(served: ServedModel, name: str) -> ModelCard:
     return ModelCard(name, served.created, served.root, served.max_model_len)
+
+
+def _tokenized(served: ServedModel, wire: TokenizeRequest) -> dict[str, Any]:
+    ids = _tokenize(served, wire)
+    reply: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": served.max_model_len,
+        "tokens": ids,
+    }
+    if wire.return_token_strs:
+        reply["token_strs"] = [served.tokenizer.token_text(i) for i in ids]
+    return reply
 
 
 def _tokenize(served: ServedModel, wire: TokenizeRequest) -> list[int]:
@@ -208,9 +202,9 @@ def _tokenize(served: ServedModel, wire: TokenizeRequest) -> list[int]:
     return encode_chat(served, chat)
 
 
-def _detokenize(served: ServedModel, wire: DetokenizeRequest) -> str:
+def _detokenized(served: ServedModel, wire: DetokenizeRequest) -> dict[str, Any]:
     ids = check_token_ids(wire.tokens, served.tokenizer.vocab_size, "tokens")
-    return served.tokenizer.decode(ids, skip_special_tokens=False)
+    return {"prompt": served.tokenizer.decode(ids, skip_special_tokens=False)}
 
 
 def _reject_reason(error: JaxInferError) -> str | None:

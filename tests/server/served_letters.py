@@ -2,7 +2,8 @@
 
     python -m tests.server.served_letters STEP_S BUILD [flags of serve.py]
 
-BUILD: "ok", "slow" (never ends), "fail" (a load error), "config" (a setting that cannot work).
+BUILD: "ok", "slow" (never ends), "fail" (a load error), "config" (a setting that cannot work),
+"unready" (a model that is built but cannot be served).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main(step_s: float, kind: str, argv: list[str]) -> int:
             model_name="letters",
             max_model_len=MAX_MODEL_LEN,
             version="v1",
-            generation_config={"temperature": 0.5, "top_p": 7},
+            generation_config=None if kind == "unready" else {"temperature": 0.5, "top_p": 7},
             summary={
                 "num_kv_tokens": 512,
                 "max_concurrency": 2.0,

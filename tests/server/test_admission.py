@@ -22,7 +22,8 @@ def test_a_permit_is_room_until_it_is_released():
 
 def test_a_permit_is_released_once_however_often_it_is_asked():
     admission = Admission(2)
-    permit = admission.acquire(2)
+    permit = admission.acquire()
+    permit.grow(2, param="n")
     permit.release()
     permit.release()
     assert admission.num_open == 0
@@ -35,28 +36,24 @@ def test_leaving_the_block_releases_even_after_an_error():
     assert admission.num_open == 0
 
 
-def test_several_at_once_come_in_together_or_not_at_all():
+def test_a_permit_grows_wholly_or_not_at_all():
     admission = Admission(3)
-    admission.acquire(2)
+    first, second = admission.acquire(), admission.acquire()
     with pytest.raises(Overloaded):
-        admission.acquire(2)
+        first.grow(3, param="n")
     assert admission.num_open == 2
-    admission.acquire(1)
+    first.grow(2, param="n")
+    assert admission.num_open == 3
+    first.release()
+    assert admission.num_open == 1
+    second.release()
+    assert admission.num_open == 0
 
 
 def test_what_can_never_fit_is_not_overload():
-    with pytest.raises(InvalidRequest, match="at most 3"):
-        Admission(3).acquire(4)
-
-
-def test_room_can_be_checked_without_taking_it():
-    admission = Admission(1)
-    admission.check_room()
-    permit = admission.acquire()
-    with pytest.raises(Overloaded):
-        admission.check_room()
-    permit.release()
-    admission.check_room()
+    with pytest.raises(InvalidRequest, match="at most 3") as caught:
+        Admission(3).acquire().grow(4, param="n")
+    assert caught.value.param == "n"
 
 
 def test_the_time_to_come_back_follows_the_rate_at_which_requests_end():

@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 from jaxinfer.server.metrics import resident_bytes
+from jaxinfer.server.replies import json_reply
 from jaxinfer.server.state import Limits
 from tests.server.house import House, letter_tokenizer, open_house
 
@@ -177,11 +179,16 @@ class SlowTokenizer:
         self.gate = threading.Event()
         self.gate.set()
         self.threads: set[str] = set()
+        self.spelling_threads: set[str] = set()
 
     def encode(self, text: str, **options: Any) -> list[int]:
         self.threads.add(threading.current_thread().name)
         self.gate.wait(10)
         return self._inner.encode(text, **options)
+
+    def token_text(self, token_id: int) -> str:
+        self.spelling_threads.add(threading.current_thread().name)
+        return self._inner.token_text(token_id)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -241,6 +248,67 @@ def test_over_the_bound_requests_get_429_at_once_with_a_time_to_come_back():
         house.runner.gate.set()
         house.wait_until_idle()
         assert house.complete("a").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [64]})]
+)
+def test_the_tokenizers_routes_need_room_too_and_give_it_back(path: str, body: dict[str, Any]):
+    with open_house(limits=Limits(max_queued_requests=1)) as house:
+        house.runner.gate.clear()
+        held = send(house, LONG)
+        house.wait_until(lambda: house.state.admission.num_open == 1)
+        assert house.post(path, body).status_code == 429
+        held.close()
+        house.runner.gate.set()
+        house.wait_until_idle()
+        for _ in range(2):
+            assert house.post(path, body).status_code == 200
+            assert house.post(path, {}).status_code == 400
+
+
+def test_a_call_takes_room_before_its_body_has_come():
+    with open_house(limits=Limits(max_queued_requests=1)) as house:
+        host, port = house.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+            )
+            house.wait_until(lambda: house.state.admission.num_open == 1)
+            assert house.complete("a").status_code == 429
+        house.wait_until_idle()
+        assert house.complete("a").status_code == 200
+
+
+def test_each_of_n_choices_takes_room():
+    with open_house(limits=Limits(max_queued_requests=4)) as house:
+        house.runner.gate.clear()
+        held = send(house, {**LONG, "n": 3})
+        house.wait_until(lambda: house.state.admission.num_open == 3)
+        assert house.complete("a", n=2).status_code == 429
+        assert house.complete(["a", "b"]).status_code == 429
+        assert house.state.admission.num_open == 3
+        held.close()
+        house.runner.gate.set()
+        house.wait_until_idle()
+        assert len(house.complete(["a", "b"], n=2).json()["choices"]) == 4
+        for refused in (house.complete("a", n=5), house.chat("a", n=5)):
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "n"
+
+
+def test_spelled_tokens_are_made_and_encoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    threads: list[threading.Thread] = []
+
+    def noting(content: Any) -> Response:
+        threads.append(threading.current_thread())
+        return json_reply(content)
+
+    with open_house(tokenizer=(tokenizer := SlowTokenizer())) as house:
+        monkeypatch.setattr("jaxinfer.server.routes.json_reply", noting)
+        reply = house.post("/tokenize", {"prompt": "ab", "return_token_strs": True})
+        assert reply.json()["token_strs"] == ["a", "b"]
+        assert tokenizer.threads == tokenizer.spelling_threads == {t.name for t in threads}
 
 
 def test_a_call_with_more_prompts_than_ever_fit_is_a_400():

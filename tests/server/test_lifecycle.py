@@ -156,6 +156,20 @@ def test_a_setting_that_cannot_work_is_exit_code_2():
         assert process.lines[-1] == "error: page_size must fit; got 7"
 
 
+def test_a_model_that_cannot_be_served_is_one_line_and_exit_code_1():
+    with serving(0.0, "unready") as process:
+        assert process.exit_code() == 1
+        assert process.lines[-1].startswith("error: AttributeError: ")
+        assert "Traceback" not in "\n".join(process.lines)
+
+
+def test_a_host_that_is_no_host_name_is_one_line_and_exit_code_1():
+    with serving(0.0, "ok", "--host", "a..b") as process:
+        assert process.exit_code() == 1
+        assert process.lines[-1].startswith("error: cannot listen on a..b:0: ")
+        assert "Traceback" not in "\n".join(process.lines)
+
+
 def test_a_port_in_use_is_one_line_and_exit_code_1():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

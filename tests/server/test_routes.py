@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from jaxinfer import __version__
 from tests.server.house import EOS, MAX_MODEL_LEN, MODEL, House, open_house
 
 
@@ -71,7 +72,7 @@ def test_detokenize_shows_special_tokens(house: House):
 
 
 def test_version_health_ready(house: House):
-    assert set(house.get("/version").json()) == {"version"}
+    assert house.get("/version").json() == {"version": __version__}
     assert house.get("/health").json() == {"status": "ready"}
     assert house.get("/ready").json() == {"status": "ready"}
     assert house.client.head(f"{house.url}/health").status_code == 200
