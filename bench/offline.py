@@ -1,6 +1,6 @@
 """`python -m bench.offline`: speed and memory of the engine in this process, without a server.
 
-Through the public API only, as a script would use it. Prints a table, or JSON lines; exit code 1 if
+Through `LLM`, as a script would use it. Prints a table, or JSON lines; exit code 1 if
 a measure failed.
 """
 

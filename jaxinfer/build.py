@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,9 @@ import jax
 from tqdm import tqdm
 
 from checkpoints.checkpoint import Checkpoint, open_checkpoint
+from checkpoints.errors import CheckpointError
 from checkpoints.resolve import resolve
+from jaxinfer.chat_template import ChatTemplate
 from jaxinfer.config import EngineConfig, ModelSource
 from jaxinfer.engine import Engine
 from jaxinfer.errors import ConfigError
@@ -67,12 +69,14 @@ def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phas
     Raises: CheckpointError for files that do not fit, ConfigError for settings that cannot work.
     """
     phases = _Phases(on_progress)
-    cache_dir = Path(config.cache_dir) if config.cache_dir else Path.home() / DEFAULT_CACHE
+    cache_dir = Path(config.cache_dir or Path.home() / DEFAULT_CACHE).expanduser()
     with phases("find model"):
         checkpoint = _open(config, cache_dir)
     try:
-        tokenizer = _tokenizer(checkpoint, config.source)
-        decoder = decoder_for(checkpoint.config, dtype=default_dtype(config.source.dtype))
+        template = _chat_template(config.source)
+        with _faults_of(checkpoint.path):
+            decoder = decoder_for(checkpoint.config, dtype=default_dtype(config.source.dtype))
+            tokenizer = _tokenizer(checkpoint, template)
         plan = plan_memory(config, decoder)
         with phases("load weights"):
             params = load_weights(checkpoint, decoder, show_progress=config.show_progress)
@@ -182,16 +186,31 @@ def _open(config: EngineConfig, cache_dir: Path) -> Checkpoint:
     return open_checkpoint(path)
 
 
-def _tokenizer(checkpoint: Checkpoint, source: ModelSource) -> Tokenizer:
-    template = checkpoint.chat_template
-    if source.chat_template is not None:
-        try:
-            template = Path(source.chat_template).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"chat_template must be a readable Jinja file: {error}") from error
+@contextmanager
+def _faults_of(path: Path) -> Iterator[None]:
+    """What a checkpoint's content makes go wrong is the checkpoint's fault, with its name."""
+    try:
+        yield
+    except (ConfigError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _chat_template(source: ModelSource) -> str | None:
+    """The user's own, in place of the checkpoint's."""
+    if source.chat_template is None:
+        return None
+    try:
+        text = Path(source.chat_template).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template must be a readable Jinja file: {error}") from error
+    ChatTemplate(text, bos_token=None, eos_token=None)  # refuses one that does not compile
+    return text
+
+
+def _tokenizer(checkpoint: Checkpoint, template: str | None) -> Tokenizer:
     return Tokenizer(
         checkpoint.tokenizer,
-        chat_template=template,
+        chat_template=template or checkpoint.chat_template,
         bos_token=checkpoint.bos_token,
         eos_token=checkpoint.eos_token,
         add_bos=checkpoint.add_bos,

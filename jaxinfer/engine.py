@@ -14,7 +14,13 @@ from typing import Any, Protocol
 
 from jaxinfer.choice import Choice
 from jaxinfer.detokenizer import Detokenizer
-from jaxinfer.errors import DeadlineExceeded, EngineFailure, InvalidRequest, JaxInferError
+from jaxinfer.errors import (
+    DeadlineExceeded,
+    EngineFailure,
+    InvalidRequest,
+    JaxInferError,
+    PoolLost,
+)
 from jaxinfer.outputs import EngineStep, RequestOutput, TokenLogprob
 from jaxinfer.scheduling.batch import Batch, StepResult
 from jaxinfer.scheduling.request import FinishReason, Request
@@ -93,14 +99,17 @@ class Engine:
         self._check(request)
         sampling = request.sampling
         seed = self._random_seed() if sampling.seed is None else sampling.seed
+        choices: dict[Sequence, Choice] = {}
         for index in range(sampling.n):
             sequence = Sequence(request, index=index, seed=seed, version=self.version)
-            self._scheduler.submit(sequence)
-            self._choices[sequence] = Choice(
+            choices[sequence] = Choice(
                 sequence,
                 eos_token_ids=self._eos_token_ids,
                 detokenizer=self._detokenizer(request),
             )
+        for sequence in choices:  # nothing is queued before all of it could be made
+            self._scheduler.submit(sequence)
+        self._choices |= choices
         self._num_live[request.request_id] = sampling.n
 
     def abort(self, request_id: str) -> tuple[RequestOutput, ...]:
@@ -125,7 +134,8 @@ class Engine:
     def step(self) -> EngineStep:
         """Runs one step for whatever can run, and ends what has passed its deadline.
 
-        Raises nothing for a step that fails: its sequences end with EngineFailure.
+        Raises nothing for a step that fails: its sequences end with EngineFailure. Only PoolLost
+        ends the engine.
         """
         started = self._clock()
         outputs = self._expire(started)
@@ -134,6 +144,8 @@ class Engine:
             return EngineStep(outputs, None)
         try:
             result = self._runner.collect(self._runner.dispatch(scheduled.batch))
+        except PoolLost:
+            raise
         except Exception as error:
             _log.exception("a step of %d sequences failed", len(scheduled.sequences))
             return EngineStep(outputs + self._fail(scheduled.sequences, _failure(error)), None)

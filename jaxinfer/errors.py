@@ -68,5 +68,12 @@ class EngineFailure(JaxInferError):
     code = "engine_failure"
 
 
+class PoolLost(EngineFailure):
+    """The KV pool's arrays went down with a step: nothing can run until they are made anew."""
+
+
 class ConfigError(JaxInferError):
-    """A flag or config field has a value that cannot work; serve.py exits with 2."""
+    """A flag, a config field or a key of config.json has a value that cannot work.
+
+    serve.py exits with 2; what is wrong in a checkpoint, `build` turns into a CheckpointError.
+    """

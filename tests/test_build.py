@@ -196,32 +196,27 @@ def test_a_chat_template_that_cannot_be_read_is_refused(
 def test_a_model_that_is_not_supported_is_refused_before_its_weights_are_read(tmp_path: Path):
     model = write_checkpoint(tmp_path / "model", architectures=["GPT2LMHeadModel"])
     phases: list[str] = []
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         build(tiny_engine_config(model, tmp_path / "cache"), phases.append)
     assert str(caught.value) == (
-        "config.json: architectures must name one of LlamaForCausalLM, MistralForCausalLM, "
+        f"{model}: config.json: architectures must name one of LlamaForCausalLM, MistralForCausalLM, "
         "Qwen2ForCausalLM; got GPT2LMHeadModel"
     )
     assert phases == ["find model"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "fields", "message"),
+    ("fields", "message"),
     [
-        ({"sliding_window": 128}, {}, "sliding_window must be absent or off; got 128"),
-        ({}, {"max_model_len": 641}, "max_model_len must be at most the model's 640; got 641"),
-        ({}, {"kv_cache_bytes": 10}, "the KV pool has room for 0 tokens"),
-        ({}, {"max_model_len": 640, "kv_cache_bytes": 1 << 16}, "one sequence may have 640"),
+        ({"max_model_len": 641}, "max_model_len must be at most the model's 640; got 641"),
+        ({"kv_cache_bytes": 10}, "the KV pool has room for 0 tokens"),
+        ({"max_model_len": 640, "kv_cache_bytes": 1 << 16}, "one sequence may have 640"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_compiles(
-    tmp_path: Path,
-    changes: dict[str, Any],
-    fields: dict[str, Any],
-    message: str,
-    counter: CompileCounter,
+    tmp_path: Path, fields: dict[str, Any], message: str, counter: CompileCounter
 ):
-    model = write_checkpoint(tmp_path / "model", **changes)
+    model = write_checkpoint(tmp_path / "model")
     with pytest.raises(ConfigError, match=message):
         build(tiny_engine_config(model, tmp_path / "cache", **fields))
     assert counter.count == 0
@@ -262,3 +257,25 @@ def test_gguf_and_safetensors_of_one_model_say_the_same(
         generations = LLM(config=config).generate(PROMPTS, logprobs=0, **GREEDY)
         answers.append([(g.token_ids, g.choices[0].logprobs, g.text) for g in generations])
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "got MambaForCausalLM"),
+        ({"architectures": 5}, "model: "),
+        ({"sliding_window": 128}, "sliding_window must be absent or off; got 128"),
+        ({"rms_norm_eps": None}, "model: "),
+        ({"rope_scaling": "x"}, "must be one flat object"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "positive factor"),
+    ],
+)
+def test_a_fault_of_the_checkpoint_names_its_folder(
+    tmp_path: Path, changes: dict[str, Any], message: str
+):
+    model = write_checkpoint(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text()) | changes
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message) as info:
+        build(tiny_engine_config(model, tmp_path / "cache"))
+    assert str(info.value).startswith(str(model))

@@ -1,6 +1,6 @@
 """A decoder's shape, in Hugging Face's words.
 
-No JAX here. Every key that changes the arithmetic is read or refused; nothing is silently ignored.
+No JAX here. Keys that are known to change the arithmetic of this family are read or refused.
 """
 
 from __future__ import annotations
@@ -95,7 +95,13 @@ class _HfKeys:
     def __init__(self, hf: Mapping[str, Any]):
         self._hf = hf
         # transformers 5 writes rope_parameters; older files rope_theta and rope_scaling.
-        self._rope: Mapping[str, Any] = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+        rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+        if not isinstance(rope, Mapping) or any(isinstance(v, Mapping) for v in rope.values()):
+            raise ConfigError(
+                "config.json: rope_parameters or rope_scaling must be one flat object; "
+                f"got {rope!r}"
+            )
+        self._rope: Mapping[str, Any] = rope
 
     def positive(self, key: str, *, default: int | None = None) -> int:
         value = self._hf.get(key)
@@ -120,7 +126,7 @@ class _HfKeys:
                 f"config.json: rope_type must be default, linear or llama3; got {kind!r}"
             )
         try:
-            return RopeScaling(
+            scaling = RopeScaling(
                 rope_type=kind,
                 factor=float(self._rope["factor"]),
                 low_freq_factor=float(self._rope.get("low_freq_factor", 1.0)),
@@ -134,6 +140,13 @@ class _HfKeys:
                 f"config.json: rope scaling of type {kind!r} needs numbers for its keys; "
                 f"got {dict(self._rope)!r}"
             ) from error
+        band = scaling.high_freq_factor - scaling.low_freq_factor
+        if not (0 < scaling.factor < math.inf and 0 < band < math.inf):
+            raise ConfigError(
+                f"config.json: rope scaling needs a positive factor and high_freq_factor above "
+                f"low_freq_factor; got {dict(self._rope)!r}"
+            )
+        return scaling
 
     def refuse_unsupported(self) -> None:
         activation = self._hf.get("hidden_act", self._hf.get("hidden_activation", "silu"))

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import flax
 import jax
 import jaxlib.version
 from jax.experimental import serialize_executable
@@ -27,7 +28,13 @@ log = logging.getLogger(__name__)
 
 MAX_KEYS = 8  # folders kept: about one per model and configuration in use
 DIGEST_BYTES = 32
-SOURCE_PACKAGES = ("jaxinfer/models", "jaxinfer/runtime", "pallas_kernels")
+SOURCES = (
+    "jaxinfer/config.py",
+    "jaxinfer/models/*.py",
+    "jaxinfer/runtime/*.py",
+    "jaxinfer/scheduling/*.py",
+    "pallas_kernels/*.py",
+)
 
 
 def program_key(facts: Iterable[object]) -> str:
@@ -37,6 +44,9 @@ def program_key(facts: Iterable[object]) -> str:
     for fact in (
         jax.__version__,
         jaxlib.version.__version__,
+        flax.__version__,
+        sorted(jax.config.values.items()),
+        os.environ.get("XLA_FLAGS"),  # XLA reads it itself, so it is no argument of ours
         device.platform,
         device.device_kind,
         _cpu_features(),
@@ -60,8 +70,8 @@ def _cpu_features() -> str:
 def _source_digest() -> str:
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
-    for package in SOURCE_PACKAGES:
-        for file in sorted((root / package).glob("*.py")):
+    for pattern in SOURCES:
+        for file in sorted(root.glob(pattern)):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
+from jaxinfer.errors import PoolLost
 from jaxinfer.runtime.aot import Programs
 from jaxinfer.runtime.kv_cache import KVPages
 from jaxinfer.runtime.program_list import sample_name, step_name
@@ -44,7 +46,14 @@ class ModelRunner:
         self._programs = programs
 
     def dispatch(self, batch: Batch) -> PendingStep:
-        """Starts the step's programs and returns while the device works."""
+        """Starts the step's programs and returns while the device works.
+
+        Raises: PoolLost if the step failed and took donated pages with it.
+        """
+        with self._guarded():
+            return self._dispatch(batch)
+
+    def _dispatch(self, batch: Batch) -> PendingStep:
         arrays = jax.device_put(_step_arrays(batch))
         step = self._programs.get(step_name(batch.kind, batch.bucket, "step"))
         if step is not None:
@@ -68,9 +77,10 @@ class ModelRunner:
         return x
 
     def collect(self, pending: PendingStep) -> StepResult:
-        """Waits for the step and fetches what it sampled, in one transfer."""
+        """Waits for the step and fetches what it sampled, in one transfer. Raises: PoolLost."""
         n = pending.num_sampled
-        token_ids, logprobs, top_ids, top_logprobs = jax.device_get(pending.sampled)
+        with self._guarded():
+            token_ids, logprobs, top_ids, top_logprobs = jax.device_get(pending.sampled)
         has_top = top_ids.shape[1] > 0
         return StepResult(
             token_ids=token_ids[:n],
@@ -78,6 +88,23 @@ class ModelRunner:
             top_ids=top_ids[:n] if has_top else None,
             top_logprobs=top_logprobs[:n] if has_top else None,
         )
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """An error after pages were donated, or in a program that writes them, is PoolLost."""
+        try:
+            yield
+        except Exception as error:
+            if self._has_pages():
+                raise
+            raise PoolLost(f"a step failed and took the KV pool with it: {error}") from error
+
+    def _has_pages(self) -> bool:
+        try:
+            jax.block_until_ready(self._pages)
+        except Exception:  # of the program that should have written them
+            return False
+        return not any(page.is_deleted() for pages in self._pages for page in pages)
 
     def score_chunk(
         self, version: str, bucket: int, arrays: PrefillArrays[np.ndarray], targets: np.ndarray

@@ -213,7 +213,7 @@ def test_a_key_is_its_facts_in_order():
         (jaxlib.version, "__version__", "9.9"),
         (os, "cpu_count", lambda: 77),
         (program_cache, "_cpu_features", lambda: "flags: none"),
-        (program_cache, "SOURCE_PACKAGES", ("pallas_kernels",)),
+        (program_cache, "SOURCES", ("pallas_kernels/*.py",)),
     ],
     ids=["jax", "jaxlib", "cores", "cpu", "source"],
 )

@@ -260,15 +260,20 @@ def test_a_malformed_body_is_a_400(house: House, body: bytes):
         assert reply.json()["error"]["message"]
 
 
-def test_what_the_pool_cannot_hold_is_refused_by_the_name_of_the_clients_field():
+def test_a_prompt_that_the_pool_cannot_hold_is_refused_by_the_name_of_the_clients_field():
     code = "context_length_exceeded"
     with open_house(num_pages=4) as house:  # 32 tokens
         check(house.complete("a" * 50), param="prompt", code=code)
         check(house.chat("a" * 50), param="messages", code=code)
-        check(house.chat("a", max_tokens=99), param="max_tokens", code=code)
-        reply = house.chat("a", max_completion_tokens=99)
-        check(reply, param="max_completion_tokens", code=code)
         assert house.chat("a", max_completion_tokens=9).status_code == 200
+
+
+def test_an_answer_that_fills_the_pool_ends_with_length():
+    with open_house(num_pages=4) as house:  # 32 tokens, and one that needs no page
+        reply = house.chat("a", max_tokens=99)
+        assert reply.status_code == 200
+        assert reply.json()["choices"][0]["finish_reason"] == "length"
+        assert reply.json()["usage"]["total_tokens"] == 33
 
 
 def test_a_body_over_the_bound_is_a_413():
