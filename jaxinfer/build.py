@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,7 +187,7 @@ def _open(config: EngineConfig, cache_dir: Path) -> Checkpoint:
 
 
 @contextmanager
-def _faults_of(path: Path) -> Iterator[None]:
+def _faults_of(path: Path) -> Generator[None]:
     """What a checkpoint's content makes go wrong is the checkpoint's fault, with its name."""
     try:
         yield

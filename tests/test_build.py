@@ -199,8 +199,8 @@ def test_a_model_that_is_not_supported_is_refused_before_its_weights_are_read(tm
     with pytest.raises(CheckpointError) as caught:
         build(tiny_engine_config(model, tmp_path / "cache"), phases.append)
     assert str(caught.value) == (
-        f"{model}: config.json: architectures must name one of LlamaForCausalLM, MistralForCausalLM, "
-        "Qwen2ForCausalLM; got GPT2LMHeadModel"
+        f"{model}: config.json: architectures must name one of LlamaForCausalLM, "
+        "MistralForCausalLM, Qwen2ForCausalLM; got GPT2LMHeadModel"
     )
     assert phases == ["find model"]
 

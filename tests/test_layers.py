@@ -29,7 +29,7 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
         "tokenizer": "tokenizer token_bytes control_tokens chat_messages chat_template detokenizer",
     },
     {
-        **{room: room for room in ("config", "errors", "stats")},
+        **{room: room for room in ("config", "errors", "stats", "version")},
         **{room: room for room in ("pallas_kernels", "checkpoints")},
     },
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -90,7 +90,7 @@ class ModelRunner:
         )
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _guarded(self) -> Generator[None]:
         """An error after pages were donated, or in a program that writes them, is PoolLost."""
         try:
             yield

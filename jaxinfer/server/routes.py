@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from jaxinfer import __version__
 from jaxinfer.errors import InvalidRequest, JaxInferError, Overloaded, Unavailable
 from jaxinfer.server.body import BodyTimeout, BodyTooLarge, read_body
 from jaxinfer.server.generation import ChatEndpoint, CompletionEndpoint
@@ -27,6 +26,7 @@ from jaxinfer.server.protocol import (
 )
 from jaxinfer.server.replies import ModelCard, error_body, error_reply, json_reply
 from jaxinfer.server.state import ServedModel, ServerState
+from jaxinfer.version import __version__
 
 # Asked for by real clients; an answer that says so beats "unknown route".
 ABSENT_FEATURES: Mapping[str, str] = {
