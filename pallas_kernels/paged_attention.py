@@ -23,6 +23,8 @@ from pallas_kernels.row_sum import row_sum
 TILE_KV = 128  # tokens; a page size must divide it
 NARROW_GROUP = 8  # blocks of one query that are computed together
 WIDE_GROUP = 4  # blocks of several queries that are computed together
+SMALL_WIDE_GROUP = 2  # the same where blocks are of SMALL_WIDTH queries or fewer: few are real
+SMALL_WIDTH = 16
 LANES = 16  # running sums of a softmax's weights, added up at the end
 LEAST_ROWS = 2  # of one product: XLA CPU computes a single row in another order
 HEAD_MULTIPLE = 64  # head dims in between make the blocking of a product depend on its rows
@@ -118,9 +120,10 @@ def ragged_paged_attention(
     _check_pages(q, k_pages, v_pages)
     _check_blocks(blocks)
     out = jnp.zeros_like(q)
+    is_small = blocks.wide.shape[1] <= SMALL_WIDTH
     for tokens, count, group in (
         (blocks.narrow[:, None], blocks.num_narrow, NARROW_GROUP),
-        (blocks.wide, blocks.num_wide, WIDE_GROUP),
+        (blocks.wide, blocks.num_wide, SMALL_WIDE_GROUP if is_small else WIDE_GROUP),
     ):
         out = _attend_blocks(
             out,
