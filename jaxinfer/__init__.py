@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.version import __version__
+from jaxinfer.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jaxinfer.config import EngineConfig, SamplingParams
     from jaxinfer.errors import JaxInferError
     from jaxinfer.offline import LLM, generate
 
-__all__ = ["LLM", "EngineConfig", "JaxInferError", "SamplingParams", "__version__", "generate"]
+__all__ = ["LLM", "EngineConfig", "JaxInferError", "SamplingParams", "generate"]
 
 _HOMES = {
     "EngineConfig": "jaxinfer.config",
