@@ -77,7 +77,7 @@ class _Walk:
 
     def __init__(self, path: Path, mapped: np.ndarray) -> None:
         self._path = path
-        self._data = memoryview(mapped)
+        self._data = mapped.data
         self._size = len(mapped)
         self._at = 0
 
