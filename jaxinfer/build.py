@@ -74,8 +74,9 @@ def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phas
         checkpoint = _open(config, cache_dir)
     try:
         template = _chat_template(config.source)
+        dtype = default_dtype(config.source.dtype)
         with _faults_of(checkpoint.path):
-            decoder = decoder_for(checkpoint.config, dtype=default_dtype(config.source.dtype))
+            decoder = decoder_for(checkpoint.config, dtype=dtype)
             tokenizer = _tokenizer(checkpoint, template)
         plan = plan_memory(config, decoder)
         with phases("load weights"):
