@@ -125,7 +125,8 @@ def _assemble(
             page_size=plan.page_size,
             dtype=decoder.dtype,
         )
-    runner = ModelRunner({checkpoint.version: params}, pages, programs)
+    params_by_version = {checkpoint.version: params}
+    runner = ModelRunner(params_by_version, pages, programs, num_seats=buckets.max_rows)
     pool = PagePool(plan.num_pages, plan.page_size, config.cache.enable_prefix_caching)
     engine = Engine(
         runner=runner,

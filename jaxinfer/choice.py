@@ -56,7 +56,7 @@ class Choice:
             text = self._finish_text((token_id,) if self._shows_stop else ())
         else:
             text = self._detokenizer.push((token_id,)) if self._detokenizer else ""
-            if self._stopped_by is None and sequence.num_tokens >= sequence.max_total_tokens:
+            if self._stopped_by is None and len(sequence.token_ids) >= sequence.max_total_tokens:
                 reason = FinishReason.LENGTH
                 text += self._finish_text(())
             if self._stopped_by is not None:

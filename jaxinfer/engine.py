@@ -2,14 +2,24 @@
 
 Host only: no JAX. The device is behind the `Runner` protocol; time is an injected clock. An Engine
 belongs to one thread. A step that fails takes only its own sequences with it.
+
+    call of step():   n                              n+1
+    host              schedule n, dispatch n,        schedule n+1, dispatch n+1,
+                      read n-1: update, detokenize   read n: update, detokenize
+    device            ... n-1 |        n             ...        |       n+1
+
+So the device has the next step before the host reads the last one, and does not wait for it. A
+sequence that turns out to have ended is in one step more than it needed; its row there is dropped.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from array import array
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxinfer.choice import Choice
@@ -39,7 +49,8 @@ _log = logging.getLogger(__name__)
 class Runner(Protocol):
     """The device half as the engine sees it.
 
-    Two calls, so that a step can be dispatched before the last one is read.
+    Steps run in the order of their dispatch, each on what the one before it has left: pages, and
+    the newest token of each seat. They are collected in that order, one call behind.
     """
 
     def dispatch(self, batch: Batch) -> Any:
@@ -49,6 +60,15 @@ class Runner(Protocol):
     def collect(self, pending: Any) -> StepResult:
         """Waits for the step and fetches what it sampled. Raises EngineFailure."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step that was dispatched and not read."""
+
+    scheduled: Scheduled
+    pending: Any  # what the runner gave for it
+    started_s: float
 
 
 class Engine:
@@ -83,6 +103,8 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
         self._random_seed = random_seed
+        self._flight: _Flight | None = None
+        self._last_read_s = -math.inf
         self._choices: dict[Sequence, Choice] = {}
         self._num_live: dict[str, int] = {}  # choices of each request
 
@@ -132,45 +154,79 @@ class Engine:
         return self._scheduler.stats()
 
     def step(self) -> EngineStep:
-        """Runs one step for whatever can run, and ends what has passed its deadline.
+        """Dispatches the next step for whatever can run, and reads the one before it.
 
-        Raises nothing for a step that fails: its sequences end with EngineFailure. Only PoolLost
-        ends the engine.
+        Also ends what has passed its deadline. Raises nothing for a step that fails: its sequences
+        end with EngineFailure. Only PoolLost ends the engine.
+
+        Returns: the outputs of the step that was read; its stats, None if there was none.
         """
-        started = self._clock()
-        outputs = self._expire(started)
-        scheduled = self._scheduler.schedule(started)
+        now = self._clock()
+        outputs = self._expire(now)
+        last, self._flight = self._flight, None
+        failed, error = self._dispatch(now)
+        stats: StepStats | None = None
+        if last is not None:
+            more, stats = self._collect(last)
+            outputs += more
+        if failed is not None and error is not None:  # what the last step gave them comes first
+            outputs += self._drop(failed, error)
+        return EngineStep(outputs, stats)
+
+    def _dispatch(self, now: float) -> tuple[Scheduled | None, Exception | None]:
+        """Starts the next step. Returns: the step and why, if it could not be started."""
+        scheduled = self._scheduler.schedule(now)
         if scheduled is None:
-            return EngineStep(outputs, None)
+            return None, None
         try:
-            result = self._runner.collect(self._runner.dispatch(scheduled.batch))
+            pending = self._runner.dispatch(scheduled.batch)
         except PoolLost:
             raise
         except Exception as error:
-            _log.exception("a step of %d sequences failed", len(scheduled.sequences))
-            return EngineStep(outputs + self._fail(scheduled.sequences, _failure(error)), None)
-        outputs += self._take(scheduled, result)
-        return EngineStep(outputs, _step_stats(scheduled.batch, self._clock() - started))
+            return scheduled, error
+        self._flight = _Flight(scheduled, pending, now)
+        return None, None
 
-    def _take(self, scheduled: Scheduled, result: StepResult) -> tuple[RequestOutput, ...]:
-        """Updates the scheduler, and turns each sampled token into an output."""
+    def _collect(self, flight: _Flight) -> tuple[tuple[RequestOutput, ...], StepStats | None]:
+        """Waits for a step, and turns each sampled token into an output."""
+        scheduled = flight.scheduled
+        try:
+            result = self._runner.collect(flight.pending)
+        except PoolLost:
+            raise
+        except Exception as error:
+            return self._drop(scheduled, error), None
         now = self._clock()
         broken = self._scheduler.update(scheduled, result, now)
         outputs: list[RequestOutput] = []
+        num_sampled = 0
         for row, sequence in enumerate(scheduled.sampled):
+            choice = self._choices.get(sequence)
+            if choice is None:  # it ended while the step was under way
+                continue
+            num_sampled += 1
             if broken and sequence in broken:
                 error = EngineFailure("the logits were not numbers; the weights may be damaged")
                 outputs += self._fail([sequence], error)
             else:
-                outputs += self._read(sequence, _logprobs(sequence, result, row), now)
-        return tuple(outputs)
+                outputs += self._read(choice, _logprobs(sequence, result, row), now)
+        duration_s = now - max(flight.started_s, self._last_read_s)
+        self._last_read_s = now
+        return tuple(outputs), _step_stats(scheduled.batch, num_sampled, duration_s)
+
+    def _drop(self, scheduled: Scheduled, error: Exception) -> tuple[RequestOutput, ...]:
+        """Ends what was in a step that failed."""
+        _log.error("a step of %d sequences failed", len(scheduled.sequences), exc_info=error)
+        self._scheduler.discard(scheduled)
+        return self._fail([s for s in scheduled.sequences if s in self._choices], _failure(error))
 
     def _read(
-        self, sequence: Sequence, logprobs: tuple[TokenLogprob, ...], now: float
+        self, choice: Choice, logprobs: tuple[TokenLogprob, ...], now: float
     ) -> tuple[RequestOutput, ...]:
-        """The output that a sequence's newest token makes; ends the sequence if it is the last."""
+        """The output that a choice's newest token makes; ends its sequence if it is the last."""
+        sequence = choice.sequence
         try:
-            output = self._choices[sequence].take(logprobs, now)
+            output = choice.take(logprobs, now)
         except Exception as error:  # of the tokenizer: a fault of this text, not of the others
             _log.exception("token %d could not be read", sequence.token_ids[-1])
             return self._fail([sequence], _failure(error))
@@ -267,13 +323,13 @@ def _logprobs(sequence: Sequence, result: StepResult, row: int) -> tuple[TokenLo
     return (TokenLogprob(sequence.token_ids[-1], float(result.logprobs[row]), top),)
 
 
-def _step_stats(batch: Batch, duration_s: float) -> StepStats:
+def _step_stats(batch: Batch, num_sampled: int, duration_s: float) -> StepStats:
     return StepStats(
         kind=batch.kind,
         num_seqs=batch.num_seqs,
         num_tokens=batch.num_tokens,
         num_padded_tokens=batch.bucket,
-        num_sampled=batch.num_sampled,
+        num_sampled=num_sampled,
         duration_s=duration_s,
     )
 

@@ -11,14 +11,14 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One engine step."""
+    """One engine step, when it has been read."""
 
     kind: Literal["prefill", "decode"]
     num_seqs: int  # real rows, without padding
     num_tokens: int  # tokens computed, without padding
     num_padded_tokens: int  # tokens computed, with padding: the bucket
     num_sampled: int  # tokens that came out
-    duration_s: float  # schedule + run + update
+    duration_s: float  # since it was dispatched or, if that is later, the step before was read
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class FakeRunner:
         self.on_step = on_step
         self.batches: list[Batch] = []
         self.faults: list[str] = []
+        self._newest: dict[int, int] = {}  # seat -> the last token drawn there
         self._tokens = np.full((num_pages, page_size), -1, np.int64)
         self._positions = np.full((num_pages, page_size), -1, np.int64)
 
@@ -91,18 +92,23 @@ class FakeRunner:
             raise EngineFailure(f"step {step} was made to fail")
         self.faults += batch_faults(batch)
         self._write(batch)
-        return step, [self._context(batch, row) for row in range(batch.num_sampled)]
+        return step, self._sample(batch)
 
     def collect(self, pending: Any) -> StepResult:
-        step, contexts = pending
+        step, result = pending
         if step in self.fail_collect_at:
             raise EngineFailure(f"step {step} was made to fail when it was read")
-        sampling = self.batches[step].sampling
+        return result
+
+    def _sample(self, batch: Batch) -> StepResult:
+        contexts = [self._context(batch, row) for row in range(batch.num_sampled)]
+        sampling = batch.sampling
         token_ids, logprobs = np.zeros(len(contexts), np.int32), np.zeros(len(contexts), np.float32)
         for row, context in enumerate(contexts):
             token_ids[row] = self._draw(context, sampling, row)
             is_poisoned = not self.poison.isdisjoint(context)
             logprobs[row] = np.nan if is_poisoned else -0.5 - token_ids[row] / 1024
+            self._newest[int(sampling.seats[row])] = int(token_ids[row])
         if sampling.variant != "full":
             return StepResult(token_ids, logprobs, None, None)
         places = np.arange(NUM_TOP)
@@ -111,6 +117,16 @@ class FakeRunner:
             token_ids, logprobs, top_ids, logprobs[:, None] - places.astype(np.float32)
         )
 
+    def _token_ids(self, batch: Batch) -> np.ndarray:
+        """The input of a step: from the host, or what was drawn last in a seat."""
+        token_ids = batch.token_ids.copy()
+        for at in np.flatnonzero(batch.from_seat >= 0):
+            seat = int(batch.from_seat[at])
+            if seat not in self._newest:
+                self.faults.append(f"nothing was drawn in seat {seat}")
+            token_ids[at] = self._newest.get(seat, -1)
+        return token_ids
+
     def _write(self, batch: Batch) -> None:
         real = np.flatnonzero(batch.positions >= 0)
         positions = batch.positions[real]
@@ -118,7 +134,7 @@ class FakeRunner:
         slots = positions % self.page_size
         if len(set(zip(pages.tolist(), slots.tolist(), strict=True))) != len(real):
             self.faults.append("two tokens of a step were written to one place")
-        self._tokens[pages, slots] = batch.token_ids[real]
+        self._tokens[pages, slots] = self._token_ids(batch)[real]
         self._positions[pages, slots] = positions
 
     def _pages(self, pages: np.ndarray) -> np.ndarray:
@@ -161,9 +177,14 @@ def batch_faults(batch: Batch) -> list[str]:
         if not is_true:
             faults.append(f"{batch.kind} step of {batch.num_seqs} sequences: {what}")
 
-    arrays = (batch.token_ids, batch.positions, batch.rows, batch.page_table, batch.sample_at)
-    expect(all(a.dtype == np.int32 for a in arrays), "not int32")
-    expect(all(a.shape == (batch.bucket,) for a in arrays[:3]), "token axis is not the bucket")
+    axis = (batch.token_ids, batch.from_seat, batch.positions, batch.rows)
+    rest = (batch.page_table, batch.sample_at, batch.sampling.seats)
+    expect(all(a.dtype == np.int32 for a in (*axis, *rest)), "not int32")
+    expect(all(a.shape == (batch.bucket,) for a in axis), "token axis is not the bucket")
+    expect((batch.from_seat[num_tokens:] == -1).all(), "padding comes from a seat")
+    seats = batch.sampling.seats
+    expect(len(set(seats[:num_sampled].tolist())) == num_sampled, "two draws for one seat")
+    expect((seats[num_sampled:] == len(batch.sample_at)).all(), "padding is drawn for a seat")
     expect((batch.positions[:num_tokens] >= 0).all(), "a real token has no position")
     expect((batch.positions[num_tokens:] == -1).all(), "padding has a position")
     expect(len(set(batch.rows[:num_tokens].tolist())) == batch.num_seqs, "rows are not num_seqs")

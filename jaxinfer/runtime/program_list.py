@@ -53,6 +53,7 @@ class ProgramList:
         self._pages = [(page, page)] * decoder.config.num_hidden_layers
         self._params = decoder.param_shapes
         self._top = without_layers(self._params)
+        self._newest = _int32(buckets.max_rows)
         self._dim, self._dtype = decoder.config.hidden_size, decoder.dtype
 
     def serving(self) -> list[Program]:
@@ -76,17 +77,18 @@ class ProgramList:
     def _step(self, kind: str, bucket: int, arrays: ArrayShapes) -> list[Program]:
         if not self._is_fused:
             return list(self._parts(kind, bucket, arrays))
-        lower = functools.partial(self._steps.fused.lower, self._params, self._pages, arrays)
+        args = self._params, self._pages, self._newest, arrays
+        lower = functools.partial(self._steps.fused.lower, *args)
         return [Program(step_name(kind, bucket, "step"), lower)]
 
     def _parts(self, kind: str, bucket: int, arrays: ArrayShapes) -> Iterator[Program]:
         """Layer, begin, end: of a layered step."""
         steps = self._steps
-        x, rope = jax.eval_shape(steps.begin, self._top, arrays)
+        x, rope = jax.eval_shape(steps.begin, self._top, self._newest, arrays)
         layer = self._params["layers"][0], self._pages[0], x, rope, arrays
         for part, function, args in (
             ("layer", steps.layer, layer),
-            ("begin", steps.begin, (self._top, arrays)),
+            ("begin", steps.begin, (self._top, self._newest, arrays)),
             ("end", steps.end, (self._top, x, arrays)),
         ):
             yield Program(step_name(kind, bucket, part), functools.partial(function.lower, *args))
@@ -94,14 +96,16 @@ class ProgramList:
     def _sample(self, rows: int, variant: Variant) -> Program:
         real = Shape((rows,), np.float32)
         seeds = Shape((rows, 2), np.uint32)
-        arrays = SamplingArrays(real, _int32(rows), real, real, seeds, _int32(rows))
+        places = _int32(rows)
+        arrays = SamplingArrays(real, _int32(rows), real, real, seeds, places, places)
         hidden = Shape((self._buckets.max_rows, self._dim), self._dtype)
-        lower = functools.partial(self._steps.sample[variant].lower, self._top, hidden, arrays)
+        args = self._top, hidden, self._newest, arrays
+        lower = functools.partial(self._steps.sample[variant].lower, *args)
         return Program(sample_name(variant, rows), lower)
 
     def _decode_arrays(self, rows: int) -> DecodeArrays[Shape]:
         table = _int32(rows, self._buckets.max_pages_per_seq)
-        return DecodeArrays(_int32(rows), _int32(rows), table)
+        return DecodeArrays(_int32(rows), _int32(rows), _int32(rows), table)
 
     def _prefill_arrays(self, tokens: int) -> PrefillArrays[Shape]:
         buckets = self._buckets
@@ -112,9 +116,8 @@ class ProgramList:
             _int32(),
         )
         table = _int32(buckets.max_rows, buckets.max_pages_per_seq)
-        return PrefillArrays(
-            _int32(tokens), _int32(tokens), _int32(tokens), table, blocks, _int32(buckets.max_rows)
-        )
+        axis = _int32(tokens)
+        return PrefillArrays(axis, axis, axis, axis, table, blocks, _int32(buckets.max_rows))
 
 
 def _int32(*shape: int) -> Shape:

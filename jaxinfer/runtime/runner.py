@@ -36,11 +36,19 @@ class PendingStep:
 class ModelRunner:
     """Owns the parameters by version and the KV pool; calls finished executables only.
 
-    Pages are donated to every program that writes them and rebound to what it returns.
+    Pages are donated to every program that writes them and rebound to what it returns. Steps run in
+    the order in which they were dispatched, so one may be dispatched before the last is collected:
+    the tokens that it continues are on the device, one for each seat.
+
+    Args:
+        num_seats: the largest row bucket.
     """
 
-    def __init__(self, params: Mapping[str, Params], pages: KVPages, programs: Programs):
+    def __init__(
+        self, params: Mapping[str, Params], pages: KVPages, programs: Programs, *, num_seats: int
+    ):
         self._params = dict(params)
+        self._newest = jax.device_put(np.zeros(num_seats, np.int32))
         self._tops = {version: without_layers(tree) for version, tree in params.items()}
         self._pages = list(pages)
         self._programs = programs
@@ -57,21 +65,23 @@ class ModelRunner:
         arrays = jax.device_put(_step_arrays(batch))
         step = self._programs.get(step_name(batch.kind, batch.bucket, "step"))
         if step is not None:
-            self._pages, hidden = step(self._params[batch.version], self._pages, arrays)
+            params = self._params[batch.version]
+            self._pages, hidden = step(params, self._pages, self._newest, arrays)
         else:
             x = self._run_layers(batch.kind, batch.bucket, batch.version, arrays)
             end = self._programs[step_name(batch.kind, batch.bucket, "end")]
             hidden = end(self._tops[batch.version], x, arrays)
         sampling = batch.sampling
         sample = self._programs[sample_name(sampling.variant, len(sampling.temperature))]
-        sampled = sample(self._tops[batch.version], hidden, _sampling_arrays(sampling))
+        top, rows = self._tops[batch.version], _sampling_arrays(sampling)
+        sampled, self._newest = sample(top, hidden, self._newest, rows)
         return PendingStep(sampled, batch.num_sampled)
 
     def _run_layers(self, kind: str, bucket: int, version: str, arrays: StepArrays) -> jax.Array:
         """Begin and all layers of a layered step: float[T, E]."""
         begin = self._programs[step_name(kind, bucket, "begin")]
         layer = self._programs[step_name(kind, bucket, "layer")]
-        x, rope = begin(self._tops[version], arrays)
+        x, rope = begin(self._tops[version], self._newest, arrays)
         for i, params in enumerate(self._params[version]["layers"]):
             x, self._pages[i] = layer(params, self._pages[i], x, rope, arrays)
         return x
@@ -101,8 +111,8 @@ class ModelRunner:
 
     def _has_pages(self) -> bool:
         try:
-            jax.block_until_ready(self._pages)
-        except Exception:  # of the program that should have written them
+            jax.block_until_ready((self._pages, self._newest))
+        except Exception:  # of the programs that should have written them
             return False
         return not any(page.is_deleted() for pages in self._pages for page in pages)
 
@@ -124,10 +134,11 @@ class ModelRunner:
 
 def _step_arrays(batch: Batch) -> DecodeArrays[np.ndarray] | PrefillArrays[np.ndarray]:
     if batch.blocks is None:
-        return DecodeArrays(batch.token_ids, batch.positions, batch.page_table)
+        return DecodeArrays(batch.token_ids, batch.from_seat, batch.positions, batch.page_table)
     blocks = batch.blocks
     return PrefillArrays(
         batch.token_ids,
+        batch.from_seat,
         batch.positions,
         batch.rows,
         batch.page_table,
@@ -144,4 +155,5 @@ def _sampling_arrays(sampling: SamplingBatch) -> SamplingArrays[np.ndarray]:
         sampling.min_p,
         sampling.seeds,
         sampling.positions,
+        sampling.seats,
     )

@@ -110,8 +110,9 @@ class Scorer:
         blocks = QueryBlocks(
             narrow, np.array(0, np.int32), wide, np.array(-(-len(chunk) // width), np.int32)
         )
-        token_ids, positions = np.zeros(bucket, np.int32), np.full(bucket, -1, np.int32)
+        nowhere = np.full(bucket, -1, np.int32)
+        token_ids, positions = np.zeros(bucket, np.int32), nowhere.copy()
         token_ids[: len(chunk)] = chunk
         positions[: len(chunk)] = start + np.arange(len(chunk))
         rows, sample_at = np.zeros(bucket, np.int32), np.zeros(buckets.max_rows, np.int32)
-        return PrefillArrays(token_ids, positions, rows, table, blocks, sample_at)
+        return PrefillArrays(token_ids, nowhere, positions, rows, table, blocks, sample_at)

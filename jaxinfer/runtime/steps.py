@@ -34,6 +34,7 @@ class DecodeArrays(NamedTuple, Generic[Array]):
     """A decode step's batch: one token per row."""
 
     token_ids: Array  # int32[N]
+    from_seat: Array  # int32[N]; -1: the id is in token_ids, else in `newest` at this place
     positions: Array  # int32[N]; -1 marks padding
     page_table: Array  # int32[N, M]
 
@@ -42,6 +43,7 @@ class PrefillArrays(NamedTuple, Generic[Array]):
     """A prefill step's batch: packed chunks."""
 
     token_ids: Array  # int32[T]
+    from_seat: Array  # int32[T]; as in DecodeArrays
     positions: Array  # int32[T]; -1 marks padding
     rows: Array  # int32[T]
     page_table: Array  # int32[R, M]
@@ -58,6 +60,8 @@ class Steps:
 
     `params` is the whole tree, `top` the tree without its layers. Hidden states that are to be
     sampled are always float[R, E], R the largest row bucket, whatever step they come from.
+    `newest` is int32[R], the last token drawn in each seat: a step reads its input tokens from
+    there, so that it can start before anybody on the host knows them.
     """
 
     def __init__(self, decoder: Decoder, *, max_rows: int, backend: Backend):
@@ -73,10 +77,12 @@ class Steps:
         }
         self.score = jax.jit(self._score)
 
-    def _begin(self, top: Params, batch: StepArrays) -> tuple[jax.Array, Rope]:
+    def _begin(self, top: Params, newest: jax.Array, batch: StepArrays) -> tuple[jax.Array, Rope]:
         """float[T, E] and the rotary tables of its positions."""
+        seats = batch.from_seat
+        token_ids = jnp.where(seats >= 0, newest[jnp.maximum(seats, 0)], batch.token_ids)
         positions = jnp.maximum(batch.positions, 0)
-        return self._decoder.bind_top(top).begin(batch.token_ids, positions)
+        return self._decoder.bind_top(top).begin(token_ids, positions)
 
     def _layer(
         self,
@@ -104,10 +110,10 @@ class Steps:
         return jnp.pad(x, ((0, self._max_rows - x.shape[0]), (0, 0)))
 
     def _fused(
-        self, params: Params, pages: KVPages, batch: StepArrays
+        self, params: Params, pages: KVPages, newest: jax.Array, batch: StepArrays
     ) -> tuple[KVPages, jax.Array]:
         """All of a step."""
-        x, rope = self._begin(params, batch)
+        x, rope = self._begin(params, newest, batch)
         new_pages = []
         for layer, layer_pages in zip(params["layers"], pages, strict=True):
             x, layer_pages = self._layer(layer, layer_pages, x, rope, batch)
@@ -115,12 +121,20 @@ class Steps:
         return new_pages, self._end(params, x, batch)
 
     def _sample(
-        self, top: Params, hidden: jax.Array, arrays: SamplingArrays[jax.Array], *, variant: Variant
-    ) -> Sampled[jax.Array]:
+        self,
+        top: Params,
+        hidden: jax.Array,
+        newest: jax.Array,
+        arrays: SamplingArrays[jax.Array],
+        *,
+        variant: Variant,
+    ) -> tuple[Sampled[jax.Array], jax.Array]:
+        """What was drawn, and `newest` with it."""
         num_rows = arrays.temperature.shape[0]
         logits = self._decoder.bind_top(top).logits(hidden[:num_rows])
         with jax.named_scope("sample"):
-            return sample(logits, arrays, variant)
+            sampled = sample(logits, arrays, variant)
+        return sampled, newest.at[arrays.seats].set(sampled.token_ids, mode="drop")
 
     def _score(self, top: Params, x: jax.Array, targets: jax.Array) -> jax.Array:
         """After the layers: float32[T], log-probability of targets int32[T] after each token."""

@@ -39,6 +39,7 @@ class SamplingBatch:
     min_p: Float32  # [N]; 0: off
     seeds: UInt32  # [N, 2]: the 64 bits of a sequence's seed
     positions: Int32  # [N]: of the token that is drawn; the counter of its draw
+    seats: Int32  # [N]: where the device keeps the drawn token; padding: max rows, which is no seat
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Batch:
     kind: Literal["prefill", "decode"]
     bucket: int
     version: str  # of the weights, for every row
-    token_ids: Int32  # [B]
+    token_ids: Int32  # [B]; 0 where from_seat has it
+    from_seat: Int32  # [B]: the token is the newest that was drawn in this seat; -1: in token_ids
     positions: Int32  # [B]; -1 marks padding
     rows: Int32  # [B]: each token's row in page_table
     page_table: Int32  # [R, M]; unused entries are 0

@@ -6,32 +6,17 @@ Host only: no JAX. No array is written again once a batch holds it: a device may
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from jaxinfer.scheduling.batch import AttentionBlocks, Batch, Int32, SamplingBatch
 from jaxinfer.scheduling.buckets import Buckets
-from jaxinfer.scheduling.running_table import VARIANTS, RunningTable
+from jaxinfer.scheduling.running_table import VARIANTS, RunningTable, Seats
 from jaxinfer.scheduling.sequence import Sequence
 
-Seats = npt.NDArray[np.intp]
-_by_context = attrgetter("num_computed_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class _Formation:
-    """What stays while the same sequences go on decoding: their order and how they sample."""
-
-    key: tuple[list[Sequence], int]  # as scheduled; RunningTable.num_sat
-    sequences: list[Sequence]  # in rising context length
-    seats: Seats
-    rows: Int32  # [bucket]
-    sample_at: Int32  # [max rows]
-    sampling: SamplingBatch  # but for its positions
+_by_context = attrgetter("num_scheduled_tokens")
 
 
 class BatchBuilder:
@@ -40,55 +25,38 @@ class BatchBuilder:
     def __init__(self, buckets: Buckets, table: RunningTable):
         self._buckets = buckets
         self._table = table
-        self._last: _Formation | None = None
 
     def decode(self, sequences: list[Sequence]) -> tuple[list[Sequence], Batch]:
         """One token each, all behind by one. Returns them in the batch's order: rising context."""
-        key = (sequences, self._table.num_sat)
-        formation = self._last if self._last and self._last.key == key else self._form(key)
-        at = _num_computed(formation.sequences)
-        if (at[1:] < at[:-1]).any():
-            formation = self._form(key)
-            at = _num_computed(formation.sequences)
-        self._last, ordered = formation, formation.sequences
-        num_rows, bucket = len(ordered), len(formation.rows)
-        last_ids = np.fromiter([s.token_ids[-1] for s in ordered], np.int32, num_rows)
+        ordered = sorted(sequences, key=_by_context)
+        num_rows = len(ordered)
+        bucket = self._buckets.rows_for(num_rows)
+        seats, at = _seats(ordered), _num_scheduled(ordered)
+        places = np.arange(num_rows, dtype=np.int32)
+        token_ids, from_seat = _newest(ordered)
         batch = Batch(
             kind="decode",
             bucket=bucket,
             version=ordered[0].version,
-            token_ids=_padded(last_ids, bucket, 0),
+            token_ids=_padded(token_ids, bucket, 0),
+            from_seat=_padded(from_seat, bucket, -1),
             positions=_padded(at, bucket, -1),
-            rows=formation.rows,
-            page_table=self._page_table(formation.seats, bucket, ordered),
+            rows=_padded(places, bucket, 0),
+            page_table=self._table.gather(seats, bucket),
             blocks=None,
-            sample_at=formation.sample_at,
-            sampling=replace(formation.sampling, positions=_padded(at + 1, bucket, 0)),
+            sample_at=_padded(places, self._buckets.max_rows, 0),
+            sampling=self._sampling(seats, at + 1),
             num_seqs=num_rows,
             num_tokens=num_rows,
             num_sampled=num_rows,
         )
         return ordered, batch
 
-    def _form(self, key: tuple[list[Sequence], int]) -> _Formation:
-        sequences = sorted(key[0], key=_by_context)
-        num_rows = len(sequences)
-        seats = _seats(sequences)
-        places = np.arange(num_rows, dtype=np.int32)
-        return _Formation(
-            key=key,
-            sequences=sequences,
-            seats=seats,
-            rows=_padded(places, self._buckets.rows_for(num_rows), 0),
-            sample_at=_padded(places, self._buckets.max_rows, 0),
-            sampling=self._sampling(seats, places),
-        )
-
     def prefill(self, sequences: list[Sequence], num_new: list[int]) -> tuple[list[int], Batch]:
         """`num_new[i]` tokens of sequence i. Returns also the places of those that are sampled."""
         num_seqs = len(sequences)
         lengths = np.fromiter(num_new, np.int32, num_seqs)
-        starts = _num_computed(sequences)
+        starts = _num_scheduled(sequences)
         totals = np.fromiter([s.num_tokens for s in sequences], np.int32, num_seqs)
         seats = _seats(sequences)
         ends = np.cumsum(lengths, dtype=np.int32)
@@ -98,14 +66,16 @@ class BatchBuilder:
         rows = np.repeat(np.arange(num_seqs, dtype=np.int32), lengths)
         positions = np.arange(num_tokens, dtype=np.int32) + (starts - firsts)[rows]
         sampled = np.flatnonzero(starts + lengths == totals)
+        token_ids, from_seat = _tokens(sequences, num_new)
         batch = Batch(
             kind="prefill",
             bucket=bucket,
             version=sequences[0].version,
-            token_ids=_padded(_token_ids(sequences, num_new), bucket, 0),
+            token_ids=_padded(token_ids, bucket, 0),
+            from_seat=_padded(from_seat, bucket, -1),
             positions=_padded(positions, bucket, -1),
             rows=_padded(rows, bucket, 0),
-            page_table=self._page_table(seats, self._buckets.max_rows, sequences),
+            page_table=self._table.gather(seats, self._buckets.max_rows),
             blocks=self._blocks(bucket, firsts, starts, lengths),
             sample_at=_padded(ends[sampled] - 1, self._buckets.max_rows, 0),
             sampling=self._sampling(seats[sampled], totals[sampled]),
@@ -114,13 +84,6 @@ class BatchBuilder:
             num_sampled=len(sampled),
         )
         return sampled.tolist(), batch
-
-    def _page_table(self, seats: Seats, num_rows: int, sequences: list[Sequence]) -> Int32:
-        """[num_rows, M]; copies only as many columns as the longest page table has."""
-        table = np.zeros((num_rows, self._buckets.max_pages_per_seq), np.int32)
-        width = max([len(s.page_table) for s in sequences])
-        table[: len(seats), :width] = self._table.page_table[seats, :width]
-        return table
 
     def _blocks(self, bucket: int, firsts: Int32, starts: Int32, lengths: Int32) -> AttentionBlocks:
         """Query blocks of chunks at firsts[i] on the token axis, at starts[i] in their sequence."""
@@ -152,11 +115,12 @@ class BatchBuilder:
             min_p=_padded(table.min_p[seats], bucket, 0),
             seeds=seeds,
             positions=_padded(positions, bucket, 0),
+            seats=_padded(seats.astype(np.int32), bucket, self._buckets.max_rows),
         )
 
 
-def _num_computed(sequences: list[Sequence]) -> Int32:
-    return np.fromiter([s.num_computed_tokens for s in sequences], np.int32, len(sequences))
+def _num_scheduled(sequences: list[Sequence]) -> Int32:
+    return np.fromiter([s.num_scheduled_tokens for s in sequences], np.int32, len(sequences))
 
 
 def _seats(sequences: list[Sequence]) -> Seats:
@@ -169,12 +133,25 @@ def _padded(values: Any, length: int, fill: int) -> Any:
     return padded
 
 
-def _token_ids(sequences: list[Sequence], num_new: list[int]) -> Int32:
-    packed = array("i")
+def _newest(sequences: list[Sequence]) -> tuple[Int32, Int32]:
+    """Each one's newest token: its id, or the seat that it was drawn in."""
+    pairs = [(0, s.seat) if s.is_newest_in_seat else (s.token_ids[-1], -1) for s in sequences]
+    token_ids, from_seat = np.array(pairs, np.int32).T
+    return token_ids, from_seat
+
+
+def _tokens(sequences: list[Sequence], num_new: list[int]) -> tuple[Int32, Int32]:
+    """The same for the next num_new[i] tokens of sequence i, packed."""
+    token_ids, from_seat = array("i"), array("i")
     for sequence, length in zip(sequences, num_new, strict=True):
-        start = sequence.num_computed_tokens
-        packed.extend(sequence.token_ids[start : start + length])
-    return np.frombuffer(packed, np.int32)
+        start = sequence.num_scheduled_tokens
+        if sequence.is_newest_in_seat:  # it has drawn, so it is behind by that token only
+            token_ids.append(0)
+            from_seat.append(sequence.seat)
+        else:
+            token_ids.extend(sequence.token_ids[start : start + length])
+            from_seat.extend([-1] * length)
+    return np.frombuffer(token_ids, np.int32), np.frombuffer(from_seat, np.int32)
 
 
 def _wide_blocks(block_q: int, bucket: int, firsts: Int32, starts: Int32, lengths: Int32) -> Int32:

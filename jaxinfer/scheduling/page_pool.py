@@ -124,10 +124,10 @@ class PagePool:
         return self.index.digest(sequence, num_matched)
 
     def digests_filled(self, sequence: Sequence, length: int) -> set[bytes]:
-        """Digests of the pages that the next `length` tokens of a sequence will fill."""
+        """Digests of the pages that the next `length` known tokens of a sequence will fill."""
         if not self.enable_prefix_caching or not sequence.is_indexable:
             return set()
-        start = sequence.num_computed_tokens
+        start = sequence.num_scheduled_tokens
         pages = range(start // self.page_size, (start + length) // self.page_size)
         return {self.index.digest(sequence, page_index) for page_index in pages}
 

@@ -8,9 +8,12 @@ is written once; a batch is gathered from the columns instead of walking over ob
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxinfer.scheduling.batch import Float32, Int32, SamplerVariant, UInt32
 from jaxinfer.scheduling.sequence import Sequence
+
+Seats = npt.NDArray[np.intp]
 
 VARIANTS: tuple[SamplerVariant, ...] = (
     "greedy",
@@ -38,14 +41,17 @@ class RunningTable:
         self.min_p = np.zeros(num_seats, np.float32)
         self.seeds = np.zeros((num_seats, 2), np.uint32)
         self.variant = np.zeros(num_seats, np.int32)
-        self.num_sat = 0  # since start; a seat is somebody else's only after it has grown
+        self.num_moves = 0  # sequences that sat down or stood up, since start
+        self.num_writes = 0  # changes of the page table, since start
         self._free = list(range(num_seats - 1, -1, -1))
 
     def sit(self, sequence: Sequence) -> None:
         """Gives the sequence a seat and copies its page table and how it samples."""
         seat = self._free.pop()
-        self.num_sat += 1
+        self.num_moves += 1
+        self.num_writes += 1
         sequence.seat = seat
+        sequence.is_newest_in_seat = False
         self.page_table[seat, : len(sequence.page_table)] = sequence.page_table
         sampling = sequence.request.sampling
         draws = not sampling.is_greedy
@@ -58,18 +64,28 @@ class RunningTable:
 
     def stand(self, sequence: Sequence) -> None:
         """Takes the seat back; call it before the sequence's page table is taken away."""
+        self.num_moves += 1
+        self.num_writes += 1
         self.page_table[sequence.seat, : len(sequence.page_table)] = 0
         self._free.append(sequence.seat)
         sequence.seat = -1
 
     def add_pages(self, sequence: Sequence, pages: list[int]) -> None:
         """Appends pages to the page table of a sequence that sits here."""
+        self.num_writes += 1
         start = len(sequence.page_table)
         sequence.page_table.extend(pages)
         self.page_table[sequence.seat, start : start + len(pages)] = pages
 
+    def gather(self, seats: Seats, num_rows: int) -> Int32:
+        """[num_rows, M]: the page tables of these seats; rows beyond them are 0."""
+        table = np.zeros((num_rows, self.page_table.shape[1]), np.int32)
+        np.take(self.page_table, seats, axis=0, out=table[: len(seats)])
+        return table
+
     def copy_pages(self, sequence: Sequence, places: list[int]) -> None:
         """Copies entries of the sequence's page table that have changed."""
+        self.num_writes += len(places)
         for place in places:
             self.page_table[sequence.seat, place] = sequence.page_table[place]
 

@@ -1,7 +1,7 @@
 """Which sequences run next, and on which pages.
 
 Host only: no JAX. Time is an argument. There are no phases: a sequence is behind
-(num_computed_tokens < num_tokens) or not.
+(num_scheduled_tokens < num_tokens) or not.
 
 Order. `rank` = (arrival_s + priority * AGING_S, number of submission); smaller is better, and it
 never changes. So inside a class it is first come, first served, and a sequence of class p waits
@@ -12,27 +12,35 @@ Progress. Running sequences get pages in the order of their rank. One that finds
 from the worst running sequence, if that is worse than itself; else it skips the step and keeps
 what it has. So the best one runs in every step (submission has checked that it fits alone), and
 what is preempted was preempted by progress of a better one. It resumes only when the pages of all
-its tokens are there at once, with a page to go on.
+its tokens are there at once, with a page to go on. A step computes with one version of the
+weights; versions that have work take turns.
+
+Pipelining. `schedule` may be called before the step before has been read (`update`), and counts on
+what that step will do: its tokens are in KV, its draws are drawn. What turns out otherwise (the
+sequence ended) is in `Scheduled.gone`, and the work done for it is dropped. Steps run in the order
+of their dispatch, so pages may change hands at once. Only `update` indexes pages for reuse.
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from operator import attrgetter
-
-import numpy as np
 
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.errors import ConfigError
 from jaxinfer.scheduling.batch import StepResult
 from jaxinfer.scheduling.batch_builder import BatchBuilder
 from jaxinfer.scheduling.buckets import Buckets
+from jaxinfer.scheduling.formation import Formation
 from jaxinfer.scheduling.length_limit import LengthLimit
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.running_table import RunningTable
 from jaxinfer.scheduling.scheduled import Scheduled, StepDraft
 from jaxinfer.scheduling.sequence import Sequence, Status
 from jaxinfer.scheduling.sequence_heap import SequenceHeap
+from jaxinfer.scheduling.steps_under_way import StepsUnderWay
+from jaxinfer.scheduling.version_turns import VersionTurns
 from jaxinfer.stats import PoolStats
 
 AGING_S = 30.0  # a class is worth this much waiting
@@ -65,6 +73,9 @@ class Scheduler:
         self._builder = BatchBuilder(buckets, self._table)
         self._running: list[Sequence] = []  # best rank first
         self._far_behind: set[Sequence] = set()  # of the running: behind by more than one token
+        self._turns = VersionTurns()
+        self._under_way = StepsUnderWay(pool, self._table)
+        self._formation: Formation | None = None  # of the last step, if all that runs decoded in it
         self._waiting = SequenceHeap()
         self._deadlines = SequenceHeap()
         self._by_request: dict[str, list[Sequence]] = {}
@@ -93,19 +104,17 @@ class Scheduler:
             self._deadlines.push(request.deadline_s, sequence)
 
     def schedule(self, now: float) -> Scheduled | None:
-        """The next step, with pages for all that it computes; None if there is no work."""
-        draft = StepDraft(self._max_tokens)
-        self._schedule_running(draft)
-        if len(self._waiting) and len(self._running) < self._num_seats:
-            self._start_waiting(draft, now)
-        sequences, num_new = draft.sequences, draft.num_new
-        if not sequences:
+        """The next step, with pages for all that it computes; None if nothing can run.
+
+        The caller gives it to `update` or `discard`, in the order of the calls.
+        """
+        scheduled = self._go_on() or self._schedule(now)
+        if scheduled is None:
             return None
-        if not draft.has_chunks:
-            sequences, batch = self._builder.decode(sequences)
-            return Scheduled(batch, sequences, num_new, sequences)
-        sampled, batch = self._builder.prefill(sequences, num_new)
-        return Scheduled(batch, sequences, num_new, [sequences[i] for i in sampled])
+        self._under_way.add(scheduled)
+        if self._far_behind:
+            self._far_behind = {s for s in self._far_behind if s.num_behind > 1}
+        return scheduled
 
     def update(self, scheduled: Scheduled, result: StepResult, now: float) -> list[Sequence]:
         """Takes over what a step computed and drew, and indexes the pages that it filled.
@@ -113,21 +122,12 @@ class Scheduler:
         Returns: the sequences whose logits were not numbers; the caller fails them. They got no
             token, and no page of this step of theirs is indexed.
         """
-        broken = [scheduled.sampled[i] for i in np.flatnonzero(np.isnan(result.logprobs))]
-        page_size = self.pool.page_size
-        for sequence, length in zip(scheduled.sequences, scheduled.num_new, strict=True):
-            sequence.num_computed_tokens += length
-            if length > sequence.num_computed_tokens % page_size and sequence not in broken:
-                self._table.copy_pages(sequence, self.pool.index_computed(sequence))
-        for sequence, token_id in zip(scheduled.sampled, result.token_ids.tolist(), strict=True):
-            if broken and sequence in broken:
-                continue
-            sequence.token_ids.append(token_id)
-            if sequence.first_token_s is None:
-                sequence.first_token_s = now
-        if self._far_behind:
-            self._far_behind = {s for s in self._far_behind if s.num_behind > 1}
-        return broken
+        return self._under_way.read(scheduled, result, now)
+
+    def discard(self, scheduled: Scheduled) -> None:
+        """Forgets a step that failed; the caller fails its sequences."""
+        self._under_way.discard(scheduled)
+        self._formation = None
 
     def finish(self, sequence: Sequence, *, is_failed: bool = False) -> None:
         """Ends a sequence in any state; its pages are free when this returns.
@@ -186,17 +186,64 @@ class Scheduler:
             assert line[:num_pages] == sequence.page_table, f"page table of seat {sequence.seat}"
             assert not any(line[num_pages:]), f"seat {sequence.seat} has entries past its pages"
         assert self._far_behind == {s for s in self._running if s.num_behind > 1}
+        assert self._turns.num_running == Counter(s.version for s in self._running)
         live = sum(len(choices) for choices in self._by_request.values())
         assert live == len(self._running) + len(self._waiting), f"{live} sequences are live"
+
+    def _go_on(self) -> Scheduled | None:
+        """The same sequences as in the last step, a token further; None if anything has changed."""
+        formation, pool = self._formation, self.pool
+        if formation is None or not formation.can_go_on or self._may_start():
+            return None
+        without_room = formation.without_room()
+        if len(without_room) > pool.num_available:
+            return None
+        for sequence, page in zip(without_room, pool.allocate(len(without_room)), strict=True):
+            formation.add_page(sequence, page)
+        sequences = formation.sequences
+        return Scheduled(formation.next_batch(), sequences, formation.num_new, sequences)
+
+    def _schedule(self, now: float) -> Scheduled | None:
+        """A step put together sequence by sequence, of the version whose turn it is."""
+        self._formation = None
+        first = self._waiting.peek() if len(self._running) < self._num_seats else None
+        for version in self._turns.order(first and first[1].version):
+            draft = StepDraft(self._max_tokens, version)
+            self._schedule_running(draft)
+            self._start_waiting(draft, now)
+            if draft.sequences:
+                self._turns.take(version)
+                return self._built(draft)
+        return None
+
+    def _built(self, draft: StepDraft) -> Scheduled:
+        sequences, num_new = draft.sequences, draft.num_new
+        if draft.has_chunks:
+            places, batch = self._builder.prefill(sequences, num_new)
+            sampled = [sequences[place] for place in places]
+        else:
+            sequences, batch = self._builder.decode(sequences)
+            sampled = sequences
+            if len(sequences) == len(self._running):
+                self._formation = Formation(sequences, batch, self._table, self.pool.page_size)
+        for sequence in sampled:
+            sequence.is_newest_in_seat = True
+        firsts = tuple(s for s in sampled if s.first_token_s is None)
+        return Scheduled(batch, sequences, num_new, sampled, frozenset(draft.filling), firsts)
 
     def _schedule_running(self, draft: StepDraft) -> None:
         """One token for each decoding sequence, and chunks for the others from what is left."""
         far_behind, page_size = self._far_behind, self.pool.page_size
+        is_mixed = self._turns.is_mixed
         draft.budget -= len(self._running) - len(far_behind)
         for sequence in self._running:  # may lose members at its end meanwhile
+            if is_mixed and sequence.version != draft.version:
+                continue
             is_far = bool(far_behind) and sequence in far_behind
+            if not is_far and sequence.is_complete:
+                continue
             length = min(sequence.num_behind, draft.budget) if is_far else 1
-            end = sequence.num_computed_tokens + length
+            end = sequence.num_scheduled_tokens + length
             if end > len(sequence.page_table) * page_size:
                 length = self._grow(sequence, end)
             if length <= 0:
@@ -206,10 +253,11 @@ class Scheduler:
             if is_far:
                 draft.has_chunks = True
                 draft.budget -= length
+                draft.filling |= self.pool.digests_filled(sequence, length)
 
     def _grow(self, sequence: Sequence, end: int) -> int:
         """Gets pages up to token `end`, or as far as there are any; returns the tokens that fit."""
-        pool, start = self.pool, sequence.num_computed_tokens
+        pool, start = self.pool, sequence.num_scheduled_tokens
         is_full = start == len(sequence.page_table) * pool.page_size
         while is_full and not pool.num_available and self._running[-1] is not sequence:
             self._preempt(self._running[-1])
@@ -228,35 +276,42 @@ class Scheduler:
     def _stop_running(self, sequence: Sequence, *, is_failed: bool = False) -> None:
         self._running.remove(sequence)
         self._far_behind.discard(sequence)
+        self._turns.stop(sequence.version)
+        self._under_way.note_gone(sequence)
         self._table.stand(sequence)
         pages = sequence.forget_pages()
         if is_failed:
             self.pool.forget(pages)
         self.pool.release(pages)
 
+    def _may_start(self) -> bool:
+        """Whether a waiting sequence could find a seat and, as far as it knows, its pages."""
+        if len(self._running) >= self._num_seats:
+            return False
+        first = self._waiting.peek()
+        return first is not None and (
+            first[1].num_pages_wanted + self._reserve() <= self.pool.num_available
+        )
+
     def _start_waiting(self, draft: StepDraft, now: float) -> None:
         """Starts waiting sequences in the order of their rank, until one finds no room.
 
-        One whose next page is being computed in this very step is held back, to find it in the
-        prefix index. That can not go on for ever: each time, one more of its pages is computed.
+        One whose next page is being computed, in this very step or in one under way, is held back,
+        to find it in the prefix index. That can not go on for ever: each time, one more of its
+        pages is computed. So is one that was preempted with a token on its way.
         """
         pool, held = self.pool, list[Sequence]()
-        filled: set[bytes] = set()
-        for sequence, length in zip(draft.sequences, draft.num_new, strict=True):
-            if length > 1:
-                filled |= pool.digests_filled(sequence, length)
-        while draft.budget > 0 and len(self._running) < self._num_seats and len(held) < MAX_HELD:
-            first = self._waiting.peek()
-            if first is None or first[1].num_pages_wanted + self._reserve() > pool.num_available:
+        while draft.budget > 0 and len(held) < MAX_HELD and self._may_start():
+            sequence = self._waiting.first()
+            if sequence.version != draft.version:
                 break
-            sequence = first[1]
-            pages = pool.match(sequence)
-            if pool.next_digest(sequence, len(pages)) in filled:
+            pages = [] if sequence.is_awaited else pool.match(sequence)
+            digest = pool.next_digest(sequence, len(pages))
+            is_filled = digest in draft.filling or self._under_way.is_filling(digest)
+            if sequence.is_awaited or is_filled:
                 self._waiting.remove(sequence)
                 held.append(sequence)
-            elif self._start(sequence, pages, draft, now):
-                filled |= pool.digests_filled(sequence, draft.num_new[-1])
-            else:
+            elif not self._start(sequence, pages, draft, now):
                 break
         for sequence in held:
             self._waiting.push(sequence.rank, sequence)
@@ -277,7 +332,7 @@ class Scheduler:
             return False
         pool.share(pages)
         sequence.page_table = pages + pool.allocate(num_pages - len(pages))
-        sequence.num_computed_tokens = num_hit
+        sequence.num_scheduled_tokens = sequence.num_computed_tokens = num_hit
         sequence.num_indexed_pages = len(pages)
         if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = now
@@ -289,11 +344,13 @@ class Scheduler:
         draft.num_new.append(length)
         draft.budget -= length
         draft.has_chunks |= sequence.num_behind > 1
+        draft.filling |= pool.digests_filled(sequence, length)
         return True
 
     def _run(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
         sequence.status = Status.RUNNING
+        self._turns.start(sequence.version)
         self._table.sit(sequence)
         insort(self._running, sequence, key=_by_rank)
         if sequence.num_behind > 1:

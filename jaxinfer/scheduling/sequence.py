@@ -1,12 +1,16 @@
 """The live state of one choice of a request: its tokens, counters and page table.
 
-Host only: no JAX. A sequence is *behind* while num_computed_tokens < num_tokens; a first prefill,
+Host only: no JAX. A sequence is *behind* while num_scheduled_tokens < num_tokens; a first prefill,
 a chunk, a prefix hit and a resume after preemption are all that one case (idea: vLLM v1
 scheduler). It decides nothing itself.
 
-    #  |<- num_cached ->|<- computed here ->|<- this step's chunk ->|      |
-    #  0               128                 320                     448    500 = num_tokens
+    #  |<- num_cached ->|<- computed here ->|<- in steps under way ->|      |
+    #  0               128                 320                      448    500 = num_tokens
+    #                                      num_computed             num_scheduled
     #  page_table: [ full, shared ][ full, shared ][ full ][ part ]
+
+A step is dispatched before the one before it has been read. When all known tokens are scheduled,
+the next one is on its way: num_tokens counts it, token_ids does not have it yet.
 """
 
 from __future__ import annotations
@@ -41,7 +45,9 @@ class Sequence:
         "first_scheduled_s",
         "first_token_s",
         "index",
+        "is_awaited",
         "is_indexable",
+        "is_newest_in_seat",
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -49,6 +55,7 @@ class Sequence:
         "num_pages_wanted",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_scheduled_tokens",
         "page_digests",
         "page_table",
         "rank",
@@ -66,9 +73,10 @@ class Sequence:
     version: str
     seed: int  # 64 bits, unsigned
     salt: tuple[str, str]  # (version, cache_salt): prefix pages are shared only within it
-    token_ids: array[int]  # int32: prompt and output
+    token_ids: array[int]  # int32: prompt and output, as far as it has been read
     num_prompt_tokens: int
-    num_computed_tokens: int  # in KV
+    num_scheduled_tokens: int  # in KV when the steps under way have ended
+    num_computed_tokens: int  # in KV, by steps that have been read
     num_cached_tokens: int  # of the prompt, taken from the prefix cache when it first ran
     max_total_tokens: int  # prompt and output end here; set when it is submitted
     page_table: list[int]
@@ -77,6 +85,8 @@ class Sequence:
     page_digests: list[bytes]  # of its full pages, as far as they were asked for
     num_pages_wanted: int  # it could not start with fewer when it last tried
     status: Status
+    is_awaited: bool  # it was preempted while a token of it was on its way
+    is_newest_in_seat: bool  # the device has its newest token, drawn in this seat
     rank: tuple[float, int]  # smaller runs first and is preempted last; unique
     seat: int  # its line of the RunningTable; -1: none
     num_preemptions: int
@@ -91,6 +101,7 @@ class Sequence:
         self.salt = (version, request.cache_salt)
         self.token_ids = array("i", request.token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self.num_scheduled_tokens = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.max_total_tokens = 0
@@ -100,6 +111,8 @@ class Sequence:
         self.page_digests = []
         self.num_pages_wanted = 0
         self.status = Status.WAITING
+        self.is_awaited = False
+        self.is_newest_in_seat = False
         self.rank = (0.0, 0)
         self.seat = -1
         self.num_preemptions = 0
@@ -108,7 +121,8 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        """Prompt and output, with the token that a step under way draws."""
+        return max(len(self.token_ids), self.num_scheduled_tokens + 1)
 
     @property
     def num_output_tokens(self) -> int:
@@ -116,8 +130,13 @@ class Sequence:
 
     @property
     def num_behind(self) -> int:
-        """Tokens to compute before the next one can be drawn."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens to schedule before the next one can be drawn."""
+        return max(len(self.token_ids) - self.num_scheduled_tokens, 1)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its last token has been drawn or is on its way."""
+        return self.num_tokens >= self.max_total_tokens
 
     def page_tokens(self, page_index: int, page_size: int) -> bytes:
         """The int32 bytes of the tokens on its page `page_index`."""
@@ -127,6 +146,8 @@ class Sequence:
     def forget_pages(self) -> list[int]:
         """Takes its page table away; nothing of it is computed from here on."""
         pages, self.page_table = self.page_table, []
+        self.is_awaited = self.num_scheduled_tokens >= len(self.token_ids)
+        self.num_scheduled_tokens = 0
         self.num_computed_tokens = 0
         self.num_indexed_pages = 0
         self.is_indexable = True

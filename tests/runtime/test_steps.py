@@ -50,6 +50,7 @@ class Machine:
             page_size=PAGE_SIZE,
             dtype=self.tiny.decoder.dtype,
         )
+        self.newest = jnp.zeros(BUCKETS.max_rows, jnp.int32)
         self.pages: KVPages = jax.tree.map(lambda x: jnp.full_like(x, STALE), fresh)
 
     def step(self, name: str, batch: DecodeArrays | PrefillArrays) -> np.ndarray:
@@ -57,9 +58,10 @@ class Machine:
         batch = jax.device_put(batch)
         params, top = self.tiny.params, without_layers(self.tiny.params)
         if self.is_fused:
-            self.pages, hidden = self.programs[f"{name} step"](params, self.pages, batch)
+            step = self.programs[f"{name} step"]
+            self.pages, hidden = step(params, self.pages, self.newest, batch)
         else:
-            x, rope = self.programs[f"{name} begin"](top, batch)
+            x, rope = self.programs[f"{name} begin"](top, self.newest, batch)
             for i, layer in enumerate(params["layers"]):
                 run = self.programs[f"{name} layer"]
                 x, self.pages[i] = run(layer, self.pages[i], x, rope, batch)
@@ -77,7 +79,7 @@ class Machine:
         table = np.zeros((8, 4), np.int32)
         for i, (row, token_id, position) in enumerate(rows):
             token_ids[i], positions[i], table[i] = token_id, position, TABLE[row]
-        batch = DecodeArrays(token_ids, positions, table)
+        batch = DecodeArrays(token_ids, np.full(8, -1, np.int32), positions, table)
         return self.step("decode rows=8", batch)[: len(rows)]
 
     def written(self) -> set[tuple[int, int]]:
@@ -102,8 +104,9 @@ def prefill_arrays(row: int, ids: Sequence[int], start: int) -> PrefillArrays:
     wide.reshape(-1)[:number] = np.arange(number)
     num_wide = np.array(-(-number // width), np.int32)
     blocks = QueryBlocks(np.full(8, 16, np.int32), np.array(0, np.int32), wide, num_wide)
+    nowhere = np.full(16, -1, np.int32)
     return PrefillArrays(
-        token_ids, positions, rows, table, blocks, np.full(8, number - 1, np.int32)
+        token_ids, nowhere, positions, rows, table, blocks, np.full(8, number - 1, np.int32)
     )
 
 

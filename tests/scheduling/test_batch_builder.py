@@ -35,7 +35,7 @@ class World:
     ) -> Sequence:
         token_ids = tuple(100 * self.next_page + i for i in range(num_tokens))
         new = Sequence(Request("r", token_ids, sampling), index=0, seed=seed, version="v7")
-        new.num_computed_tokens = num_computed
+        new.num_scheduled_tokens = new.num_computed_tokens = num_computed
         num_pages = -(-num_tokens // 16)
         new.page_table = list(range(self.next_page, self.next_page + num_pages))
         self.next_page += num_pages
@@ -70,16 +70,16 @@ def test_decode_rows_stay_ordered_while_sequences_come_grow_and_go():
         assert batch_faults(batch) == []
         for row, each in enumerate(ordered):
             assert batch.token_ids[row] == each.token_ids[-1]
-            assert batch.positions[row] == each.num_computed_tokens
+            assert batch.positions[row] == each.num_scheduled_tokens
             assert batch.sampling.positions[row] == each.num_tokens
             pages = batch.page_table[row, : len(each.page_table)].tolist()
             assert pages == each.page_table
         for each in running:
             if step % 7 == 3 and rng.random() < 0.5:
                 continue  # found no page in this step
-            each.num_computed_tokens += 1
+            each.num_scheduled_tokens += 1
             each.token_ids.append(rng.randrange(1000))
-            if each.num_computed_tokens == 16 * len(each.page_table):
+            if each.num_scheduled_tokens == 16 * len(each.page_table):
                 world.table.add_pages(each, [world.next_page])
                 world.next_page += 1
         running = [s for s in running if s.num_behind == 1]
@@ -107,7 +107,7 @@ def test_a_batch_is_not_changed_by_the_next():
     _, batch = world.builder.decode([running])
     before = (batch.page_table.copy(), batch.positions.copy(), batch.sampling.positions.copy())
     running.token_ids.append(1)
-    running.num_computed_tokens += 1
+    running.num_scheduled_tokens += 1
     world.table.add_pages(running, [77])
     world.builder.decode([running])
     after = (batch.page_table, batch.positions, batch.sampling.positions)
