@@ -85,19 +85,20 @@ def test_stats_tell_the_story_of_a_request():
     engine = make_engine(clock=clock)
     engine.submit(request(max_tokens=3, where={"arrival_s": 7.0}))
     answers = Answers()
-    for _ in range(3):
+    for _ in range(4):
         clock.now += 1
         answers.add(engine.step().outputs)
     stats = answers["r", 0].stats
     assert stats is not None
-    assert (stats.arrival_s, stats.first_scheduled_s, stats.first_token_s) == (7.0, 11.0, 11.0)
-    assert (stats.finished_s, stats.num_output_tokens, stats.tpot_s) == (13.0, 3, 1.0)
+    assert (stats.arrival_s, stats.first_scheduled_s, stats.first_token_s) == (7.0, 11.0, 12.0)
+    assert (stats.finished_s, stats.num_output_tokens, stats.tpot_s) == (14.0, 3, 1.0)
 
 
 def test_a_step_says_how_much_it_computed():
     engine = make_engine()
     engine.submit(request(max_tokens=2))
-    first, second = engine.step().stats, engine.step().stats
+    none_yet, first, second = (engine.step().stats for _ in range(3))
+    assert none_yet is None
     assert first is not None
     assert second is not None
     assert (first.kind, first.num_tokens, first.num_padded_tokens) == ("prefill", 3, 16)
@@ -242,15 +243,16 @@ def test_a_deadline_ends_an_answer_with_its_error_and_its_text():
     engine = make_engine(says("abcdefgh"), tokenizer=FakeTokenizer(), clock=clock)
     engine.submit(request(max_tokens=8, stop=("bz",), where={"deadline_s": 5.0}))
     answers = Answers()
-    answers.add(engine.step().outputs)
-    answers.add(engine.step().outputs)
+    for _ in range(3):
+        answers.add(engine.step().outputs)
     clock.now = 6.0
     step = engine.step()
     answers.add(step.outputs)
     answer = answers["r", 0]
     assert (answer.finish_reason, answer.text) == (FinishReason.TIMEOUT, "ab")
     assert isinstance(answer.error, DeadlineExceeded)
-    assert step.stats is None
+    assert step.stats is not None
+    assert step.stats.num_sampled == 0  # of the step under way nothing is left
     assert (engine.has_work(), engine.pool_stats().pages_used) == (False, 0)
 
 
@@ -378,7 +380,7 @@ def test_an_abort_leaves_the_choices_that_have_ended_alone():
     runner = FakeRunner(scripts={PROMPT: [EOS]})
     engine = make_engine(runner, max_num_seqs=1)
     engine.submit(request(n=2, max_tokens=9))
-    first = engine.step().outputs
+    first = engine.step().outputs + engine.step().outputs
     assert [output.index for output in first] == [0]
     assert [output.index for output in engine.abort("r")] == [1]
 

@@ -106,11 +106,11 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
             self.clock.now += 1.0
-            had_work = self.engine.has_work()
+            had_work, num_steps = self.engine.has_work(), len(self.runner.batches)
             step = self.engine.step()
             self.answers.add(step.outputs)
             if had_work:
-                assert step.outputs or (step.stats and step.stats.num_tokens)
+                assert step.outputs or step.stats or len(self.runner.batches) > num_steps
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -122,6 +122,14 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def fail_the_next_step(self) -> None:
         self.runner.fail_at |= {len(self.runner.batches)}
+
+    @rule()
+    def fail_when_the_next_step_is_read(self) -> None:
+        self.runner.fail_collect_at |= {len(self.runner.batches)}
+
+    @rule(version=st.sampled_from(["v1", "v2"]))
+    def change_the_weights_version(self, version: str) -> None:
+        self.engine.version = version
 
     @invariant()
     def pages_and_queues_agree(self) -> None:
@@ -137,7 +145,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        self.runner.fail_at = frozenset()
+        self.runner.fail_at = self.runner.fail_collect_at = frozenset()
         for _ in range(4000):
             if not self.engine.has_work():
                 break

@@ -245,7 +245,7 @@ def test_integrity_notices_a_page_with_a_wrong_count():
 def test_digests_filled_are_those_that_the_index_will_know():
     pool = PagePool(8, SIZE)
     running = sequence(range(11))
-    running.num_computed_tokens = 2
+    running.num_scheduled_tokens = 2
     digests = pool.digests_filled(running, 7)
     assert digests == {pool.index.digest(running, 0), pool.index.digest(running, 1)}
     assert pool.next_digest(sequence(range(20)), 1) in digests

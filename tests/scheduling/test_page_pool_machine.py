@@ -54,13 +54,16 @@ class PagePoolMachine(RuleBasedStateMachine):
         pool.share(pages)
         new.page_table = pages + pool.allocate(num_new)
         new.num_indexed_pages = len(pages)
-        new.num_computed_tokens = len(pages) * SIZE
+        new.num_scheduled_tokens = new.num_computed_tokens = len(pages) * SIZE
         self.live.append(new)
         return new
 
     @rule(sequence=running, length=st.integers(1, 9))
     def compute(self, sequence: Sequence, length: int) -> None:
-        sequence.num_computed_tokens += min(length, sequence.num_behind)
+        """A step of its own: scheduled and read."""
+        left = len(sequence.token_ids) - sequence.num_computed_tokens
+        sequence.num_computed_tokens += min(length, left)
+        sequence.num_scheduled_tokens = sequence.num_computed_tokens
         for place in range(sequence.num_indexed_pages, sequence.num_computed_tokens // SIZE):
             prefix = sequence.token_ids[: (place + 1) * SIZE]
             self.written[sequence.page_table[place]] = (sequence.salt, *prefix)
@@ -68,8 +71,9 @@ class PagePoolMachine(RuleBasedStateMachine):
 
     @rule(sequence=running, token_id=st.integers(0, 1))
     def draw(self, sequence: Sequence, token_id: int) -> None:
-        is_full = sequence.num_tokens == len(sequence.page_table) * SIZE
-        if sequence.num_behind or (is_full and not self.pool.num_available):
+        num_known = len(sequence.token_ids)
+        is_full = num_known == len(sequence.page_table) * SIZE
+        if sequence.num_computed_tokens < num_known or (is_full and not self.pool.num_available):
             return
         sequence.token_ids.append(token_id)
         sequence.page_table += self.pool.allocate(int(is_full))

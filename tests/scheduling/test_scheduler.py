@@ -259,6 +259,7 @@ def test_a_held_sequence_runs_when_the_one_it_waited_for_fails():
     scheduled = world.scheduler.schedule(0.0)
     assert scheduled is not None
     assert scheduled.sequences == [first]
+    world.scheduler.discard(scheduled)
     world.scheduler.finish(first, is_failed=True)
     assert world.step().sequences == [held]
     assert held.num_cached_tokens == 0

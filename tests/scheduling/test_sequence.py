@@ -20,9 +20,30 @@ def test_a_new_sequence_is_behind_by_its_whole_prompt():
 
 def test_an_appended_token_is_output_and_behind():
     grown = sequence()
-    grown.num_computed_tokens = 3
+    grown.num_scheduled_tokens = 3
     grown.token_ids.append(9)
     assert (grown.num_output_tokens, grown.num_behind, grown.num_prompt_tokens) == (1, 1, 3)
+
+
+def test_a_token_on_its_way_counts_and_is_not_known():
+    grown = sequence()
+    grown.max_total_tokens = 5
+    grown.num_scheduled_tokens = 3
+    assert (grown.num_tokens, grown.num_behind, grown.num_output_tokens) == (4, 1, 0)
+    assert not grown.is_complete
+    grown.num_scheduled_tokens = 4
+    assert (grown.num_tokens, grown.num_output_tokens, grown.is_complete) == (5, 0, True)
+    grown.token_ids.extend([7, 8])
+    assert (grown.num_tokens, grown.num_output_tokens, grown.is_complete) == (5, 2, True)
+
+
+@pytest.mark.parametrize(("num_scheduled", "is_awaited"), [(2, False), (3, True), (4, True)])
+def test_who_gives_pages_back_with_a_token_on_its_way_is_awaited(num_scheduled, is_awaited):
+    running = sequence()
+    running.num_scheduled_tokens = num_scheduled
+    running.forget_pages()
+    assert running.is_awaited is is_awaited
+    assert (running.num_scheduled_tokens, running.num_tokens, running.num_behind) == (0, 3, 3)
 
 
 def test_page_tokens_are_the_int32_bytes_of_one_page():
