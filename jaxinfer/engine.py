@@ -164,11 +164,16 @@ class Engine:
         now = self._clock()
         outputs = self._expire(now)
         last, self._flight = self._flight, None
-        failed, error = self._dispatch(now)
         stats: StepStats | None = None
-        if last is not None:
-            more, stats = self._collect(last)
-            outputs += more
+        try:
+            failed, error = self._dispatch(now)
+            if last is not None:
+                more, stats = self._collect(last)
+                outputs += more
+        except PoolLost:
+            self._flight = None
+            self._scheduler.discard_all()
+            raise
         if failed is not None and error is not None:  # what the last step gave them comes first
             outputs += self._drop(failed, error)
         return EngineStep(outputs, stats)

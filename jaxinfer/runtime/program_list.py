@@ -96,10 +96,9 @@ class ProgramList:
     def _sample(self, rows: int, variant: Variant) -> Program:
         real = Shape((rows,), np.float32)
         seeds = Shape((rows, 2), np.uint32)
-        places = _int32(rows)
-        arrays = SamplingArrays(real, _int32(rows), real, real, seeds, places, places)
+        arrays = SamplingArrays(real, _int32(rows), real, real, seeds, _int32(rows))
         hidden = Shape((self._buckets.max_rows, self._dim), self._dtype)
-        args = self._top, hidden, self._newest, arrays
+        args = self._top, hidden, self._newest, _int32(rows), arrays
         lower = functools.partial(self._steps.sample[variant].lower, *args)
         return Program(sample_name(variant, rows), lower)
 

@@ -73,8 +73,8 @@ class ModelRunner:
             hidden = end(self._tops[batch.version], x, arrays)
         sampling = batch.sampling
         sample = self._programs[sample_name(sampling.variant, len(sampling.temperature))]
-        top, rows = self._tops[batch.version], _sampling_arrays(sampling)
-        sampled, self._newest = sample(top, hidden, self._newest, rows)
+        top, draws = self._tops[batch.version], _sampling_arrays(sampling)
+        sampled, self._newest = sample(top, hidden, self._newest, sampling.seats, draws)
         return PendingStep(sampled, batch.num_sampled)
 
     def _run_layers(self, kind: str, bucket: int, version: str, arrays: StepArrays) -> jax.Array:
@@ -155,5 +155,4 @@ def _sampling_arrays(sampling: SamplingBatch) -> SamplingArrays[np.ndarray]:
         sampling.min_p,
         sampling.seeds,
         sampling.positions,
-        sampling.seats,
     )

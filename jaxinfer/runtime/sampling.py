@@ -37,7 +37,6 @@ class SamplingArrays(NamedTuple, Generic[Array]):
     min_p: Array  # float32[N]; 0: off
     seeds: Array  # uint32[N, 2]
     positions: Array  # int32[N]
-    seats: Array  # int32[N]: where the next step finds the token; padding is past the last seat
 
 
 class Sampled(NamedTuple, Generic[Array]):

@@ -125,16 +125,17 @@ class Steps:
         top: Params,
         hidden: jax.Array,
         newest: jax.Array,
+        seats: jax.Array,
         arrays: SamplingArrays[jax.Array],
         *,
         variant: Variant,
     ) -> tuple[Sampled[jax.Array], jax.Array]:
-        """What was drawn, and `newest` with it."""
+        """What was drawn, and `newest` with it at int32[N] seats; padding is past the last seat."""
         num_rows = arrays.temperature.shape[0]
         logits = self._decoder.bind_top(top).logits(hidden[:num_rows])
         with jax.named_scope("sample"):
             sampled = sample(logits, arrays, variant)
-        return sampled, newest.at[arrays.seats].set(sampled.token_ids, mode="drop")
+        return sampled, newest.at[seats].set(sampled.token_ids, mode="drop")
 
     def _score(self, top: Params, x: jax.Array, targets: jax.Array) -> jax.Array:
         """After the layers: float32[T], log-probability of targets int32[T] after each token."""

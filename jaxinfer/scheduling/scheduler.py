@@ -129,6 +129,11 @@ class Scheduler:
         self._under_way.discard(scheduled)
         self._formation = None
 
+    def discard_all(self) -> None:
+        """Forgets all steps under way; their sequences are as the last update left them."""
+        self._under_way.clear()
+        self._formation = None
+
     def finish(self, sequence: Sequence, *, is_failed: bool = False) -> None:
         """Ends a sequence in any state; its pages are free when this returns.
 

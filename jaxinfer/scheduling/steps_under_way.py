@@ -62,6 +62,10 @@ class StepsUnderWay:
         """Forgets a step that failed."""
         self._steps.remove(scheduled)
 
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._steps.clear()
+
     def _note_decoded(self, scheduled: Scheduled, token_ids: list[int]) -> None:
         """The usual decode step, one token for each and nothing odd: the quick way."""
         for sequence, token_id in zip(scheduled.sequences, token_ids, strict=True):

@@ -73,6 +73,7 @@ class CountingRunner:
         self.gate = threading.Event()
         self.gate.set()
         self.num_steps = 0
+        self._newest: dict[int, int] = {}  # seat -> the last token drawn there
         self._next = {i: self._rule(tokenizer, i) for i in range(tokenizer.vocab_size)}
 
     def dispatch(self, batch: Batch) -> Batch:
@@ -84,11 +85,19 @@ class CountingRunner:
         self.num_steps += 1
         if self.fail_with is not None:
             raise self.fail_with
-        last = pending.token_ids[pending.sample_at[: pending.num_sampled]].tolist()
+        last = self._sampled(pending)
         token_ids = np.array([self._next[i] for i in last], np.int32)
+        seats = pending.sampling.seats[: len(last)].tolist()
+        self._newest |= dict(zip(seats, token_ids.tolist(), strict=True))
         top_ids = (token_ids[:, None] + np.arange(20, dtype=np.int32)) % len(self._next)
         top_logprobs = np.tile(-0.5 - np.arange(20, dtype=np.float32), (len(last), 1))
         return StepResult(token_ids, np.full(len(last), -0.5, np.float32), top_ids, top_logprobs)
+
+    def _sampled(self, batch: Batch) -> list[int]:
+        """The tokens that are followed by drawn ones."""
+        at = batch.sample_at[: batch.num_sampled]
+        pairs = zip(batch.token_ids[at].tolist(), batch.from_seat[at].tolist(), strict=True)
+        return [token_id if seat < 0 else self._newest[seat] for token_id, seat in pairs]
 
     @staticmethod
     def _rule(tokenizer: Tokenizer, token_id: int) -> int:
