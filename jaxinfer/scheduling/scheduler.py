@@ -130,7 +130,7 @@ class Scheduler:
         self._formation = None
 
     def discard_all(self) -> None:
-        """Forgets all steps under way: the device that ran them is lost, and so are their tokens."""
+        """Forgets all steps under way: their device is lost, and so are their tokens."""
         self._under_way.clear()
         self._formation = None
 
