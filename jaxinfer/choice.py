@@ -46,9 +46,7 @@ class Choice:
         self._min_tokens = sampling.min_tokens
         self._shows_stop = sampling.include_stop_str_in_output
 
-    def take(
-        self, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float
-    ) -> RequestOutput:
+    def take(self, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> RequestOutput:
         """What `token_id`, the sequence's newest, adds; with a finish reason if it is the last."""
         sequence, detokenizer = self.sequence, self._detokenizer
         if token_id in self._end_ids and sequence.num_output_tokens > self._min_tokens:
