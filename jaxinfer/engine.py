@@ -203,32 +203,38 @@ class Engine:
             return self._drop(scheduled, error), None
         now = self._clock()
         broken = self._scheduler.update(scheduled, result, now)
+        outputs, num_sampled = self._outputs(scheduled, result, broken, now)
+        duration_s = now - max(flight.started_s, self._last_read_s)
+        self._last_read_s = now
+        return tuple(outputs), _step_stats(scheduled.batch, num_sampled, duration_s)
+
+    def _outputs(
+        self, scheduled: Scheduled, result: StepResult, broken: list[Sequence], now: float
+    ) -> tuple[list[RequestOutput], int]:
+        """One for each choice that still lives; and how many these are."""
         outputs: list[RequestOutput] = []
-        num_sampled = 0
-        for row, token_id in enumerate(result.token_ids.tolist()):
-            sequence = scheduled.sampled[row]
-            choice = self._choices.get(sequence)
+        num_ended = 0
+        choices, token_ids = map(self._choices.get, scheduled.sampled), result.token_ids.tolist()
+        for row, (choice, token_id) in enumerate(zip(choices, token_ids, strict=True)):
             if choice is None:  # it ended while the step was under way
+                num_ended += 1
                 continue
-            num_sampled += 1
-            if broken and sequence in broken:
+            if broken and choice.sequence in broken:
                 error = EngineFailure("the logits were not numbers; the weights may be damaged")
-                outputs += self._fail([sequence], error)
+                outputs += self._fail([choice.sequence], error)
                 continue
             logprobs = () if choice.num_logprobs is None else _logprobs(choice, result, row)
             try:
                 output = choice.take(token_id, logprobs, now)
             except Exception as error:  # of the tokenizer: a fault of this text, not of the others
                 _log.exception("token %d could not be read", token_id)
-                outputs += self._fail([sequence], _failure(error))
+                outputs += self._fail([choice.sequence], _failure(error))
                 continue
             if output.finish_reason is not None:
-                self._scheduler.finish(sequence)
-                self._forget(sequence)
+                self._scheduler.finish(choice.sequence)
+                self._forget(choice.sequence)
             outputs.append(output)
-        duration_s = now - max(flight.started_s, self._last_read_s)
-        self._last_read_s = now
-        return tuple(outputs), _step_stats(scheduled.batch, num_sampled, duration_s)
+        return outputs, len(scheduled.sampled) - num_ended
 
     def _drop(self, scheduled: Scheduled, error: Exception) -> tuple[RequestOutput, ...]:
         """Ends what was in a step that failed."""
