@@ -32,7 +32,8 @@ class LoggingRunner(FakeRunner):
 
 
 def request(prompt: tuple[int, ...] = PROMPT, name: str = "r", **sampling: Any) -> Request:
-    return Request(name, prompt, SamplingParams(**{"temperature": 0.0, "max_tokens": 4} | sampling))
+    fields: dict[str, Any] = {"temperature": 0.0, "max_tokens": 4} | sampling
+    return Request(name, prompt, SamplingParams(**fields))
 
 
 def test_each_step_is_dispatched_before_the_one_before_it_is_read():

