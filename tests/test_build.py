@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 
 from checkpoints.errors import CheckpointError
-from jaxinfer.build import build
+from jaxinfer.build import build, compile_ahead
 from jaxinfer.config import EngineConfig, SamplingParams, replace
 from jaxinfer.errors import ConfigError, JaxInferError
 from jaxinfer.offline import LLM
-from jaxinfer.runtime.aot import CompileCounter
+from jaxinfer.runtime import program_set
+from jaxinfer.runtime.aot import Program
+from jaxinfer.runtime.compile_counter import CompileCounter
+from jaxinfer.runtime.memory_budget import MemoryBudget
+from jaxinfer.runtime.program_cache import ProgramCache
+from jaxinfer.runtime.program_list import ProgramList
 from tests.checkpoints.conftest import (
     as_vocabulary,
     make_model,
@@ -29,7 +35,7 @@ from tests.tiny_llm import SMALL, pages_used, shared_cache, tiny_llm
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
 PROMPTS = [[5, 6, 7], [9] * 20, list(range(40))]
-NUM_SMALL = 3 + 3 + 3  # begin, layer, end of a prefill and a decode step; three samplers
+NUM_SMALL = 3 + 3 + 3 + 1  # begin, layer, end of a prefill and a decode step; samplers; the pool
 
 
 @pytest.fixture(scope="module")
@@ -109,23 +115,7 @@ def test_a_second_build_loads_every_program_and_gives_the_same_tokens(
     assert second._built.summary["programs"] == f"{NUM_SMALL} loaded, 0 compiled"
     assert greedy(second) == tokens
     assert counter.count == compiled
-
-
-def test_a_damaged_cache_is_compiled_again_and_gives_the_same_tokens(
-    small: EngineConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    tokens = greedy(LLM(config=small))
-    assert small.cache_dir is not None
-    shutil.copytree(small.cache_dir, tmp_path / "cache")
-    damaged: list[Path] = []
-    for folder in (tmp_path / "cache" / "programs").iterdir():
-        damaged += sorted(folder.glob("sample*.bin"))[:2]
-    for file in damaged:
-        file.write_bytes(file.read_bytes()[:-1])
-    again = LLM(config=replace(small, cache_dir=str(tmp_path / "cache")))
-    assert again._built.summary["programs"] == f"{NUM_SMALL - 2} loaded, 2 compiled"
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-    assert greedy(again) == tokens
+    assert second.compile_events() == {"startup": 0, "serving": 0}
 
 
 def test_fused_steps_say_the_same(small: EngineConfig):
@@ -145,13 +135,20 @@ def test_other_buckets_of_the_same_model_say_the_same(small: EngineConfig, llm: 
 def test_what_was_built_is_told(small: EngineConfig):
     phases: list[str] = []
     built = build(small, phases.append)
-    assert phases == ["find model", "load weights", "compile", "allocate KV pool"]
-    assert list(built.summary["seconds"]) == phases
+    assert phases == ["find model", "load weights and compile"]
+    assert sorted(built.summary["seconds"]) == [
+        "allocate KV pool",
+        "compile",
+        "find model",
+        "load weights",
+    ]
     assert built.model_name == small.source.model
     assert built.max_model_len == built.plan.max_model_len == 640
     assert built.summary["num_kv_tokens"] == 80 * 16
     assert built.summary["max_concurrency"] == 2.0
-    assert "KV pool 1 MiB (80 pages of 16 tokens)" in built.summary["memory"]
+    assert "KV pool 1 MiB (80 pages of 16 tokens) = " in built.summary["memory"]
+    assert built.memory_bytes["kv_pool"] == 80 * 16 * 512
+    assert {"weights", "programs", "kv_pool"} <= built.memory_bytes.keys()
     assert built.engine.version == built.version
     assert built.engine.vocab_size == built.tokenizer.vocab_size
 
@@ -203,6 +200,77 @@ def test_a_model_that_is_not_supported_is_refused_before_its_weights_are_read(tm
         "MistralForCausalLM, Qwen2ForCausalLM; got GPT2LMHeadModel"
     )
     assert phases == ["find model"]
+
+
+def test_memory_that_is_not_there_is_refused_before_the_pool_is_allocated(
+    small: EngineConfig, monkeypatch: pytest.MonkeyPatch
+):
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("allocated")
+
+    monkeypatch.setattr(program_set, "make_pages", never)
+    monkeypatch.setattr("jaxinfer.build.read_budget", lambda share: MemoryBudget(2**20, 0, None))
+    with pytest.raises(ConfigError, match="bytes are planned, but there are 1048576"):
+        build(small)
+
+
+def test_it_is_not_ready_before_the_last_program_is(
+    small: EngineConfig, monkeypatch: pytest.MonkeyPatch
+):
+    built, load, may_load = Event(), ProgramCache.load, Event()
+
+    def wait_for_one(cache: ProgramCache, name: str) -> Any:
+        if name == "sample rows=8 plain":
+            assert may_load.wait(60)
+        return load(cache, name)
+
+    monkeypatch.setattr(ProgramCache, "load", wait_for_one)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(build, small)
+        future.add_done_callback(lambda _: built.set())
+        assert not built.wait(2)
+        may_load.set()
+        names = future.result(60).runner._programs.by_name.keys()
+    assert len(names) == NUM_SMALL - 1  # the pool's is called once
+
+
+def test_a_program_that_cannot_be_made_ends_the_build(
+    small: EngineConfig, monkeypatch: pytest.MonkeyPatch
+):
+    listed = ProgramList.serving
+
+    def one_more(self: ProgramList) -> list[Program]:
+        def broken() -> Any:
+            raise TypeError("no such shape")
+
+        return [*listed(self), Program("broken rows=8 step", broken)]
+
+    monkeypatch.setattr(ProgramList, "serving", one_more)
+    with pytest.raises(TypeError, match="no such shape"):
+        build(small)
+
+
+def test_compiling_ahead_is_all_that_a_later_build_needs(
+    small: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    own = replace(small, cache_dir=str(tmp_path / "cache"), max_model_len=320)
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("weights or pages")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxinfer.build.load_weights", never)
+        patch.setattr(program_set, "make_pages", never)
+        phases: list[str] = []
+        told = compile_ahead(own, phases.append)
+    assert phases == list(told["seconds"]) == ["find model", "compile"]
+    assert told["programs"] == f"0 loaded, {NUM_SMALL} compiled"
+    (folder,) = (tmp_path / "cache" / "programs").iterdir()
+    assert told["folder"].startswith(f"{folder} (0.")
+    llm = LLM(config=own)
+    assert llm._built.summary["programs"] == f"{NUM_SMALL} loaded, 0 compiled"
+    assert llm.compile_events() == {"startup": 0, "serving": 0}
+    assert compile_ahead(own)["programs"] == f"{NUM_SMALL} loaded, 0 compiled"
 
 
 @pytest.mark.parametrize(
