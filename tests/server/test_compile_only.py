@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +12,7 @@ from checkpoints.errors import CheckpointError
 from jaxinfer.errors import ConfigError
 from jaxinfer.server.compile_only import compile_only
 from jaxinfer.server.settings import parse
-from tests.tiny import write_checkpoint
 
-ROOT = Path(__file__).parents[2]
 FACTS = {"programs": "0 loaded, 36 compiled", "folder": "/cache/key (4.0 MiB)"}
 
 
@@ -67,23 +61,3 @@ def test_an_error_is_one_line_and_an_exit_code(error: Exception, code: int, word
 def test_it_is_off_unless_asked_for():
     assert not parse([], {})[0].compile_only
     assert parse([], {"JAXINFER_COMPILE_ONLY": "on"})[0].compile_only
-
-
-def test_serve_py_compiles_without_a_port(tmp_path: Path):
-    """The port is taken, and nobody minds."""
-    model = write_checkpoint(tmp_path / "model")
-    flags = ["--max-num-seqs", "8", "--max-num-batched-tokens", "16", "--kv-cache-memory", "1M"]
-    done = subprocess.run(
-        [sys.executable, "serve.py", str(model), "--compile-only", *flags, "--host", "192.0.2.1"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "JAXINFER_CACHE_DIR": str(tmp_path / "cache")},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "cache" / "programs").iterdir()
-    assert len(list(folder.iterdir())) == 10
-    assert "programs: 0 loaded, 10 compiled" in done.stderr
-    assert f"folder: {folder} (" in done.stderr
-    assert "listening" not in done.stderr
