@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import pickle
 import shutil
@@ -21,14 +19,8 @@ import pytest
 
 from jaxinfer.runtime.aot import Program, Programs, make_ready, measure
 from jaxinfer.runtime.compile_counter import CompileCounter
-from jaxinfer.runtime.program_cache import (
-    DIGEST_BYTES,
-    LENGTH_BYTES,
-    MAGIC,
-    MAX_KEYS,
-    PARTIAL,
-    ProgramCache,
-)
+from jaxinfer.runtime.program_cache import MAGIC, MAX_KEYS, PARTIAL, ProgramCache
+from tests.program_files import remade, with_body
 
 SHAPE = jax.ShapeDtypeStruct((8,), np.float32)
 INPUT = np.arange(8, dtype=np.float32)
@@ -109,24 +101,6 @@ def test_without_a_cache_all_is_compiled_and_nothing_written(
     programs = make_ready(toy_programs(), None)
     assert programs.num_compiled == 3
     assert list(tmp_path.iterdir()) == []
-
-
-def remade(content: bytes, **changes: Any) -> bytes:
-    """The same program under a head with changes, and the digest of that."""
-    start = len(MAGIC) + DIGEST_BYTES
-    end = start + LENGTH_BYTES + int.from_bytes(content[start : start + LENGTH_BYTES], "big")
-    head = json.dumps(json.loads(content[start + LENGTH_BYTES : end]) | changes).encode()
-    return sealed(len(head).to_bytes(LENGTH_BYTES, "big") + head + content[end:])
-
-
-def sealed(rest: bytes) -> bytes:
-    return MAGIC + hashlib.sha256(rest).digest() + rest
-
-
-def with_body(content: bytes, body: bytes) -> bytes:
-    start = len(MAGIC) + DIGEST_BYTES
-    end = start + LENGTH_BYTES + int.from_bytes(content[start : start + LENGTH_BYTES], "big")
-    return sealed(content[start:end] + body)
 
 
 DAMAGED = "is damaged"
