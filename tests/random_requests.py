@@ -95,7 +95,7 @@ class RandomRequests:
 
     def _prompt(self) -> list[int]:
         limit = self._limits.max_prompt
-        length = 1 + int((limit - 1) * self._rng.random() ** 4)
+        length = 1 + int((limit - 1) * self._rng.random() ** 6)
         if self._rng.random() > SHARE_OF_PREFIXES:
             return self._ids(length)
         head = self._heads[self._rng.integers(len(self._heads))]

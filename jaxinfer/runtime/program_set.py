@@ -30,7 +30,7 @@ from jaxinfer.runtime.program_list import ProgramList
 from jaxinfer.runtime.program_memory import programs_bytes
 from jaxinfer.runtime.steps import Steps
 from jaxinfer.scheduling.buckets import Buckets
-from pallas_kernels.backend import resolve_backend
+from pallas_kernels.backend import Backend, resolve_backend
 
 PROBE_PAGES = 8
 PROBE_MARGIN = 8  # an eighth more than the largest programs tell, for the others' code
@@ -88,7 +88,7 @@ class _Maker:
     ):
         self._config, self._decoder, self._cache_root = config, decoder, cache_root
         self._on_ready = on_ready
-        self._backend = resolve_backend(config.kernel_backend)
+        self._backend: Backend = resolve_backend(config.kernel_backend)
         self._is_fused = _is_fused(config.step_programs)
 
     def make(self, plan: MemoryPlan) -> ProgramSet:

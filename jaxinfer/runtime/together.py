@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 First = TypeVar("First")
 Second = TypeVar("Second")
@@ -30,17 +30,18 @@ class Together:
         """Returns: both results. Raises: what one of them raised, when both have ended."""
         with ThreadPoolExecutor(2, thread_name_prefix="start") as pool:
             one, two = pool.submit(first), pool.submit(second)
+            futures: list[Future[Any]] = [one, two]
             try:
-                wait((one, two), return_when=FIRST_EXCEPTION)
+                wait(futures, return_when=FIRST_EXCEPTION)
             finally:  # also of an interrupt from the keyboard
-                if not (_is_good(one) and _is_good(two)):
+                if not all(map(_is_good, futures)):
                     self._has_failed.set()
-        errors = [error for error in (one.exception(), two.exception()) if error is not None]
+        errors = [future.exception() for future in futures]
         for error in errors:
-            if not isinstance(error, _Ended):
+            if error is not None and not isinstance(error, _Ended):
                 raise error
         return one.result(), two.result()
 
 
-def _is_good(future: Future[object]) -> bool:
+def _is_good(future: Future[Any]) -> bool:
     return future.done() and future.exception() is None

@@ -131,7 +131,9 @@ class Metrics:
         self._prefix_hits.inc(pool.prefix_hit_tokens - (last.prefix_hit_tokens if last else 0))
 
     def _count_compilations(self) -> None:
-        for phase, number in self._compile_source().items():
+        counts = self._compile_source()
+        for phase in COMPILE_PHASES:
+            number = counts.get(phase, 0)
             self._compile_events[phase].inc(number - self._num_compiled[phase])
             self._num_compiled[phase] = number
 

@@ -45,6 +45,7 @@ def plan(
     programs: int = 0,
     **fields: Any,
 ) -> MemoryPlan:
+    """`fields` are of the engine's configuration."""
     config = replace(EngineConfig(), **{"page_size": 16, "max_num_seqs": 4} | fields)
     return plan_memory(config, model or decoder(), budget, programs)
 
@@ -101,7 +102,7 @@ WEIGHTS = plan().weights_bytes
 
 @pytest.mark.parametrize(("context", "pages"), [({}, 1), ({"max_model_len": 100}, 7)])
 def test_the_smallest_share_of_a_gpu_that_would_do_is_named_and_does(
-    context: dict[str, int], pages: int
+    context: dict[str, Any], pages: int
 ):
     needed, device = WEIGHTS + 1000 + pages * PAGE_BYTES, 3 << 20
     with pytest.raises(ConfigError) as caught:

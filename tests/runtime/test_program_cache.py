@@ -318,7 +318,7 @@ def test_what_a_program_needs_is_kept_with_it(root: Path):
     for name in FACTORS:
         memory = loaded.memory(name)
         assert memory is not None
-        told = compiled[name].memory_analysis()
+        told: Any = compiled[name].memory_analysis()
         assert memory.temp_bytes == told.temp_size_in_bytes
         assert memory.output_bytes == told.output_size_in_bytes == 8 * 4
         assert memory.alias_bytes == 0
@@ -367,7 +367,7 @@ print(programs.num_compiled + programs.num_loaded)
 def test_processes_that_start_at_once_do_not_hurt_each_other(tmp_path: Path):
     command = [sys.executable, "-c", PROCESS, str(tmp_path)]
     pipes: dict[str, Any] = {"stdin": -1, "stdout": -1, "stderr": subprocess.STDOUT, "text": True}
-    started = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]
+    started: list[Any] = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]
     assert [process.stdout.readline() for process in started] == ["ready\n"] * 2
     for process in started:
         process.stdin.write("\n")
