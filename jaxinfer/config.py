@@ -17,6 +17,7 @@ KernelBackend = Literal["auto", "reference"]
 MAX_STOP_STRINGS = 32
 MAX_TOP_LOGPROBS = 20
 GREEDY_TEMPERATURE = 1e-5  # below this the arg-max is taken
+MIN_MEMORY_UTILIZATION = 0.05
 MIN_ROWS = 8
 """Rows of the smallest program. XLA CPU computes a product of 2..7 rows in another order, so the
 bits of a row would depend on its company (ARCHITECTURE, exactness)."""
@@ -160,9 +161,10 @@ class EngineConfig:
     show_progress: bool = True
 
     def __post_init__(self) -> None:
-        if not 0.05 <= self.memory_utilization <= 1.0:
+        if not MIN_MEMORY_UTILIZATION <= self.memory_utilization <= 1.0:
             raise ConfigError(
-                f"memory_utilization must be in [0.05, 1]; got {self.memory_utilization}"
+                f"memory_utilization must be in [{MIN_MEMORY_UTILIZATION:g}, 1]; "
+                f"got {self.memory_utilization}"
             )
 
 
