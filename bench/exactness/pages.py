@@ -1,0 +1,189 @@
+"""Which pages a request is on, and what of it was there before: hits, eviction, order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from bench.exactness.circumstance import (
+    Circumstance,
+    Lab,
+    Outcome,
+    Outcomes,
+    anyone,
+    prove,
+    settled,
+    shared,
+    submit,
+)
+from bench.exactness.probes import NUM_TOKENS as LONGEST
+from bench.exactness.probes import Probe, neighbours
+from bench.exactness.session import Session
+from bench.exactness.subject import Limits
+from jaxinfer.config import SamplingParams
+from jaxinfer.scheduling.request import Request
+
+NUM_TOKENS = 6
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+
+
+def pages(limits: Limits, longest_prompt: int) -> Iterator[Circumstance]:
+    """All circumstances of this file."""
+    page_size = limits.page_size
+    yield shared("cold", anyone, _cold, size=1)
+    yield shared("warm: a hit at full length", _has_page(page_size), _warm)
+    for num_pages in range(1, (longest_prompt - 1) // page_size + 1):
+        yield _hit(num_pages, page_size)
+    yield _continued(page_size)
+    yield shared("pages in another order", anyone, _shuffled)
+    yield shared("after its pages were evicted", _has_page(page_size), _evicted)
+    yield shared(
+        "after its last pages were evicted", _has_page(page_size, 3), _partly_evicted, size=1
+    )
+
+
+def _has_page(page_size: int, number: int = 1):
+    """Prompts with so many pages that a hit can give."""
+    return lambda probe: (probe.num_prompt - 1) // page_size >= number
+
+
+def fill(session: Session, lab: Lab, num_pages: int, *, priority: int = 0) -> str:
+    """Submits a prompt that finds no page, takes so many and ends at once. Returns: its id."""
+    length = min(num_pages * lab.limits.page_size, lab.limits.max_model_len - 1)
+    token_ids = lab.rng(num_pages).integers(0, lab.subject.vocab_size, length).tolist()
+    own = f"fill {len(session.steps)}"
+    return session.submit(
+        Request("fill", tuple(token_ids), ONE_TOKEN, priority=priority, cache_salt=own)
+    )
+
+
+def _cold(lab: Lab, group: Sequence[Probe]) -> Outcomes:
+    """With a prefix index that is empty."""
+    session = lab.subject.session()
+    ids = submit(session, group, NUM_TOKENS)
+    session.drain()
+
+    def proof(request_id: str) -> None:
+        prove(session.num_cached(request_id) == 0, "it found cached tokens")
+
+    return settled(session, ids, NUM_TOKENS, proof)
+
+
+def _warm(lab: Lab, group: Sequence[Probe]) -> Outcomes:
+    """After itself."""
+    session = lab.subject.session()
+    submit(session, group, NUM_TOKENS)
+    session.drain()
+    return _hits(lab, session, group, lambda p: (p.num_prompt - 1) // lab.limits.page_size)
+
+
+def _hit(num_pages: int, page_size: int) -> Circumstance:
+    """After a prompt that begins with exactly these pages and goes on with another token."""
+
+    def run(lab: Lab, group: Sequence[Probe]) -> Outcomes:
+        session, length = lab.subject.session(), num_pages * page_size
+        for probe in group:
+            ids = probe.request.token_ids
+            other = (ids[length] + 1) % lab.subject.vocab_size
+            session.submit(Request("primer", (*ids[:length], other), ONE_TOKEN))
+        session.drain()
+        return _hits(lab, session, group, lambda probe: num_pages)
+
+    return shared(f"a hit on {num_pages} pages", _has_page(page_size, num_pages), run)
+
+
+def _hits(lab: Lab, session: Session, group: Sequence[Probe], num_pages) -> Outcomes:
+    ids = submit(session, group, NUM_TOKENS)
+    session.drain()
+    wanted = {ids[p.name]: num_pages(p) * lab.limits.page_size for p in group}
+
+    def proof(request_id: str) -> None:
+        found = session.num_cached(request_id)
+        prove(found == wanted[request_id], f"{found} cached tokens, not {wanted[request_id]}")
+
+    return settled(session, ids, NUM_TOKENS, proof)
+
+
+def _continued(page_size: int) -> Circumstance:
+    """Its own answer as part of the prompt, on pages that were filled by decoding."""
+    num_before = max(page_size + 1, 8)
+
+    def suits(probe: Probe) -> bool:
+        return num_before + 2 <= LONGEST and not probe.may_end_early
+
+    def happen(lab: Lab, probe: Probe) -> Outcome:
+        session = lab.subject.session()
+        first = session.submit(probe.request, max_tokens=num_before)
+        session.drain()
+        answer = session.trace(first)
+        longer = replace(
+            probe.request, token_ids=(*probe.request.token_ids, *answer.token_ids)
+        )
+        second = session.submit(longer, max_tokens=LONGEST - num_before)
+        session.drain()
+        found = session.num_cached(second)
+        prove(found > probe.num_prompt, f"{found} cached tokens of {probe.num_prompt} in the prompt")
+        return Outcome((answer.followed_by(session.trace(second)),), LONGEST)
+
+    return Circumstance("a hit on its own answer", suits, happen)
+
+
+def _shuffled(lab: Lab, group: Sequence[Probe]) -> Outcomes:
+    """The free list in random order, and other sequences' leftovers on the pages."""
+    rng = np.random.default_rng(len(group))
+    session = lab.subject.session(shuffle=rng, cache=False)
+    for request in neighbours(rng, 2 * len(group), lab.subject.vocab_size):
+        session.submit(request)
+    session.drain()
+    ids = submit(session, group, NUM_TOKENS)
+    session.drain()
+
+    def proof(request_id: str) -> None:
+        own = next(session.sightings(request_id)).pages
+        in_order = tuple(range(len(own)))
+        prove(own != in_order, f"its pages were {own}")
+        prove(len(own) < 4 or sorted(own) != list(own), f"its pages were {own}, in order")
+
+    return settled(session, ids, NUM_TOKENS, proof)
+
+
+def _evicted(lab: Lab, group: Sequence[Probe]) -> Outcomes:
+    """Warm once, then something took all pages."""
+    num_pages = min(lab.limits.num_pages, lab.limits.max_model_len // lab.limits.page_size)
+    session = lab.subject.session(num_pages=num_pages)
+    ids = submit(session, group, NUM_TOKENS)
+    session.drain()
+    fill(session, lab, num_pages)
+    session.drain()
+    again = submit(session, group, NUM_TOKENS)
+    session.drain()
+    indexed = {again[name]: session.trace(ids[name]) for name in ids}
+
+    def proof(request_id: str) -> None:
+        found = session.num_cached(request_id)
+        prove(found == 0 and len(indexed[request_id]) > 0, f"it found {found} cached tokens")
+
+    return settled(session, again, NUM_TOKENS, proof)
+
+
+def _partly_evicted(lab: Lab, group: Sequence[Probe]) -> Outcomes:
+    """Warm once, then something took some of the pages: those behind go first."""
+    (probe,) = group
+    page_size = lab.limits.page_size
+    num_full = (probe.num_prompt + NUM_TOKENS - 1) // page_size
+    session = lab.subject.session(num_pages=num_full + 3)
+    submit(session, group, NUM_TOKENS)
+    session.drain()
+    fill(session, lab, session.pool.pages_free + 2)
+    session.drain()
+    ids = submit(session, group, NUM_TOKENS)
+    session.drain()
+    full = (probe.num_prompt - 1) // page_size * page_size
+
+    def proof(request_id: str) -> None:
+        found = session.num_cached(request_id)
+        prove(0 < found < full, f"it found {found} cached tokens of {full}")
+
+    return settled(session, ids, NUM_TOKENS, proof)
