@@ -10,6 +10,7 @@ import numpy as np
 from bench.exactness.circumstance import (
     Circumstance,
     Lab,
+    NotProved,
     Outcome,
     Outcomes,
     anyone,
@@ -108,26 +109,34 @@ def _hits(lab: Lab, session: Session, group: Sequence[Probe], num_pages) -> Outc
 
 def _continued(page_size: int) -> Circumstance:
     """Its own answer as part of the prompt, on pages that were filled by decoding."""
-    num_before = max(page_size + 1, 8)
+    num_before = page_size + 1
+
+    def run(lab: Lab, group: Sequence[Probe]) -> Outcomes:
+        session = lab.subject.session()
+        firsts = submit(session, group, num_before)
+        session.drain()
+        answers = {probe.name: session.trace(firsts[probe.name]) for probe in group}
+        seconds: dict[str, str] = {}
+        for probe in group:
+            token_ids = (*probe.request.token_ids, *answers[probe.name].token_ids)
+            longer = replace(probe.request, token_ids=token_ids)
+            seconds[probe.name] = session.submit(longer, max_tokens=LONGEST - num_before)
+        session.drain()
+        outcomes: Outcomes = {}
+        for probe in group:
+            second = seconds[probe.name]
+            found, whole = session.num_cached(second), answers[probe.name]
+            outcomes[probe.name] = (
+                Outcome((whole.followed_by(session.trace(second)),), LONGEST)
+                if found > probe.num_prompt
+                else NotProved(f"{found} cached tokens after a prompt of {probe.num_prompt}")
+            )
+        return outcomes
 
     def suits(probe: Probe) -> bool:
         return num_before + 2 <= LONGEST and not probe.may_end_early
 
-    def happen(lab: Lab, probe: Probe) -> Outcome:
-        session = lab.subject.session()
-        first = session.submit(probe.request, max_tokens=num_before)
-        session.drain()
-        answer = session.trace(first)
-        longer = replace(
-            probe.request, token_ids=(*probe.request.token_ids, *answer.token_ids)
-        )
-        second = session.submit(longer, max_tokens=LONGEST - num_before)
-        session.drain()
-        found = session.num_cached(second)
-        prove(found > probe.num_prompt, f"{found} cached tokens of {probe.num_prompt} in the prompt")
-        return Outcome((answer.followed_by(session.trace(second)),), LONGEST)
-
-    return Circumstance("a hit on its own answer", suits, happen)
+    return shared("a hit on its own answer", suits, run)
 
 
 def _shuffled(lab: Lab, group: Sequence[Probe]) -> Outcomes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from bench.exactness.circumstance import (
     Circumstance,
@@ -18,8 +19,8 @@ from bench.exactness.pages import fill
 from bench.exactness.probes import Probe
 from bench.exactness.subject import Limits
 
-NUM_TOKENS = 14
-GROUP = 3  # probes that are preempted together
+NUM_TOKENS = 24  # long enough to be preempted again after a bit of progress
+GROUP = 2  # probes that are preempted together
 CHUNK = 64  # tokens of a step: small, so that the better one starts with little and grows
 BETTER = -1  # priority
 
@@ -43,18 +44,17 @@ def preemption(limits: Limits) -> Iterator[Circumstance]:
 
 
 def _preempted(times: int, chunk: int, *, cache: bool):
-    """A better request arrives that needs the whole pool, each time they have gone on a bit."""
+    """A better request arrives that needs the whole pool, each time when all of them run."""
 
     def run(lab: Lab, group: Sequence[Probe]) -> Outcomes:
-        session = lab.subject.session(
-            max_tokens=chunk, num_pages=_room(lab, group, chunk), cache=cache
-        )
-        num_pages = session.pool.pages_total
-        ids = submit(session, group, NUM_TOKENS)
+        room = _room(lab, group, chunk)
+        session = lab.subject.session(max_tokens=chunk, num_pages=room, cache=cache)
+        longest_first = sorted(group, key=lambda probe: -probe.num_prompt)
+        ids = submit(session, longest_first, NUM_TOKENS)
         session.step_until(lambda: all(map(session.num_out, ids.values())))
         for _ in range(times):
-            better = fill(session, lab, num_pages, priority=BETTER)
-            session.step_until(lambda: session.is_over(better))  # noqa: B023
+            better = fill(session, lab, room, priority=BETTER)
+            session.step_until(partial(session.is_over, better))
             session.step_until(lambda: not session.pool.num_waiting)
         session.drain()
 
