@@ -14,6 +14,7 @@ import pytest
 
 from bench.exactness.circumstance import Circumstance, Lab
 from bench.exactness.probes import KINDS, Probe, random_probes
+from bench.exactness.restart import in_this_process
 from bench.exactness.subject import Limits, Subject
 from bench.exactness.suite import cases, circumstances
 from jaxinfer.build import build
@@ -90,7 +91,7 @@ def labs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Lab]:
 def lab_of(labs: dict[str, Lab], factory: pytest.TempPathFactory, model: str) -> Lab:
     if model not in labs:
         config = engine_config(factory, model)
-        subject = Subject(build(config), rebuild=partial(build, config))
+        subject = Subject(build(config), restart=in_this_process(partial(build, config)))
         assert subject.limits == limits_of(MODELS[model][1])
         labs[model] = Lab(subject, PROBES)
     return labs[model]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bench.exactness.session import Session
+from bench.exactness.trace import Trace
 from bench.exactness.watch import Watch
 from jaxinfer.build import Built
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.engine import Runner
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
+from jaxinfer.scheduling.request import Request
+
+
+Restart = Callable[[Sequence[Request]], tuple[list[Trace], str]]
+"""Requests -> what each gave, and what the build said about its programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class Subject:
     """A model whose engines are made as a circumstance asks for.
 
     Args:
-        rebuild: builds the same again, as a restart does; None: no restart is tried.
+        restart: runs requests on the same model after a restart (bench/exactness/restart.py).
         around: puts a runner around the model's own, e.g. one that errs.
     """
 
@@ -42,15 +48,15 @@ class Subject:
         self,
         built: Built,
         *,
-        rebuild: Callable[[], Built] | None = None,
+        restart: Restart | None = None,
         around: Callable[[Runner], Runner] = _unchanged,
     ):
         self.limits = Limits(
             built.buckets, built.plan.page_size, built.plan.num_pages, built.max_model_len
         )
+        self.restart = restart
         self.vocab_size = built.engine.vocab_size
         self._built = built
-        self._rebuild = rebuild
         self._around = around
 
     def session(
@@ -79,13 +85,3 @@ class Subject:
         )
         watch = Watch(self._around(self._built.runner), limits.page_size)
         return Session(self._built.another_engine(config, pool, runner=watch), watch)
-
-    @property
-    def can_restart(self) -> bool:
-        return self._rebuild is not None
-
-    def restarted(self) -> tuple[Subject, str]:
-        """The same model built again, and what its build says about its programs."""
-        assert self._rebuild is not None
-        built = self._rebuild()
-        return Subject(built, around=self._around), str(built.summary["programs"])
