@@ -46,6 +46,7 @@ class Circumstance:
     name: str
     suits: Callable[[Probe], bool]
     happen: Callable[[Lab, Probe], Outcome] = field(repr=False)
+    family: str = ""  # of circumstances that are one line of a table; "": its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Case:
     circumstance: str
     probe: str
     wrong: str | None
+    is_proved: bool = True  # False: the circumstance did not come about, which is wrong, too
 
     def __str__(self) -> str:
         return f"{self.probe!r} in circumstance {self.circumstance!r}: {self.wrong or 'exact'}"
@@ -64,7 +66,8 @@ class Lab:
     """A subject and the requests that are put to it. Remembers references and shared runs."""
 
     def __init__(self, subject: Subject, probes: Sequence[Probe]):
-        assert len({p.request.sampling.seed for p in probes}) == len(probes), "seeds tell rows apart"
+        seeds = {probe.request.sampling.seed for probe in probes}
+        assert len(seeds) == len(probes), "rows are told apart by their seeds"
         self.subject = subject
         self.probes = tuple(probes)
         self._memory: dict[Hashable, object] = {}
@@ -99,7 +102,7 @@ class Lab:
         try:
             outcome = circumstance.happen(self, probe)
         except NotProved as error:
-            return Case(circumstance.name, probe.name, f"not brought about: {error}")
+            return Case(circumstance.name, probe.name, f"not brought about: {error}", False)
         wrong = None
         for i, got in enumerate(outcome.got):
             want = reference if outcome.want is None else outcome.want[i]
@@ -110,13 +113,17 @@ class Lab:
 Outcomes = dict[str, Outcome | NotProved]
 """What a run that several probes share gave, by the probe's name."""
 
+Run = Callable[[Lab, Sequence[Probe]], Outcomes]
+"""Brings about a circumstance for these probes together."""
+
 
 def shared(
     name: str,
     suits: Callable[[Probe], bool],
-    run: Callable[[Lab, Sequence[Probe]], Outcomes],
+    run: Run,
     *,
     size: int = 1 << 30,
+    family: str = "",
 ) -> Circumstance:
     """A circumstance that is brought about once for all probes that suit it, or for each `size`."""
 
@@ -133,7 +140,7 @@ def shared(
             raise outcome
         return outcome
 
-    return Circumstance(name, suits, happen)
+    return Circumstance(name, suits, happen, family)
 
 
 def submit(session: Session, probes: Iterable[Probe], num_tokens: int) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -45,7 +45,7 @@ def pages(limits: Limits, longest_prompt: int) -> Iterator[Circumstance]:
     )
 
 
-def _has_page(page_size: int, number: int = 1):
+def _has_page(page_size: int, number: int = 1) -> Callable[[Probe], bool]:
     """Prompts with so many pages that a hit can give."""
     return lambda probe: (probe.num_prompt - 1) // page_size >= number
 
@@ -92,10 +92,13 @@ def _hit(num_pages: int, page_size: int) -> Circumstance:
         session.drain()
         return _hits(lab, session, group, lambda probe: num_pages)
 
-    return shared(f"a hit on {num_pages} pages", _has_page(page_size, num_pages), run)
+    name = f"a hit on {num_pages} page{'s' * (num_pages > 1)}"
+    return shared(name, _has_page(page_size, num_pages), run, family="a hit at a page boundary")
 
 
-def _hits(lab: Lab, session: Session, group: Sequence[Probe], num_pages) -> Outcomes:
+def _hits(
+    lab: Lab, session: Session, group: Sequence[Probe], num_pages: Callable[[Probe], int]
+) -> Outcomes:
     ids = submit(session, group, NUM_TOKENS)
     session.drain()
     wanted = {ids[p.name]: num_pages(p) * lab.limits.page_size for p in group}
@@ -108,19 +111,22 @@ def _hits(lab: Lab, session: Session, group: Sequence[Probe], num_pages) -> Outc
 
 
 def _continued(page_size: int) -> Circumstance:
-    """Its own answer as part of the prompt, on pages that were filled by decoding."""
-    num_before = page_size + 1
+    """Its own answer as part of the prompt, on a page that was filled by decoding."""
+
+    def num_before(probe: Probe) -> int:
+        """Tokens of an answer that fills a page."""
+        return page_size - probe.num_prompt % page_size + 1
 
     def run(lab: Lab, group: Sequence[Probe]) -> Outcomes:
         session = lab.subject.session()
-        firsts = submit(session, group, num_before)
+        firsts = {p.name: session.submit(p.request, max_tokens=num_before(p)) for p in group}
         session.drain()
-        answers = {probe.name: session.trace(firsts[probe.name]) for probe in group}
+        answers = {name: session.trace(first) for name, first in firsts.items()}
         seconds: dict[str, str] = {}
         for probe in group:
             token_ids = (*probe.request.token_ids, *answers[probe.name].token_ids)
             longer = replace(probe.request, token_ids=token_ids)
-            seconds[probe.name] = session.submit(longer, max_tokens=LONGEST - num_before)
+            seconds[probe.name] = session.submit(longer, max_tokens=LONGEST - num_before(probe))
         session.drain()
         outcomes: Outcomes = {}
         for probe in group:
@@ -134,7 +140,7 @@ def _continued(page_size: int) -> Circumstance:
         return outcomes
 
     def suits(probe: Probe) -> bool:
-        return num_before + 2 <= LONGEST and not probe.may_end_early
+        return num_before(probe) + 2 <= LONGEST and not probe.may_end_early
 
     return shared("a hit on its own answer", suits, run)
 
@@ -160,7 +166,9 @@ def _shuffled(lab: Lab, group: Sequence[Probe]) -> Outcomes:
 
 def _evicted(lab: Lab, group: Sequence[Probe]) -> Outcomes:
     """Warm once, then something took all pages."""
-    num_pages = min(lab.limits.num_pages, lab.limits.max_model_len // lab.limits.page_size)
+    page_size = lab.limits.page_size
+    wanted = sum(-(-(probe.num_prompt + NUM_TOKENS) // page_size) for probe in group)
+    num_pages = min(wanted + 4, lab.limits.num_pages, lab.limits.max_model_len // page_size)
     session = lab.subject.session(num_pages=num_pages)
     ids = submit(session, group, NUM_TOKENS)
     session.drain()

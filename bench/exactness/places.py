@@ -44,7 +44,8 @@ def _place(row: int, bucket: int, below: int) -> Circumstance:
         prove(False, f"it sat in rows {seen} of {bucket}")
         raise AssertionError
 
-    return Circumstance(f"row {row} of {bucket}", is_walker, happen)
+    family = f"every row of {bucket}"
+    return Circumstance(f"row {row} of {bucket}", is_walker, happen, family)
 
 
 class _Walk(NamedTuple):
@@ -64,10 +65,10 @@ def _walks(lab: Lab, probe: Probe, bucket: int, below: int) -> list[_Walk]:
 
 
 def _walk(lab: Lab, probe: Probe, bucket: int, *, num_longer: int, num_left: int) -> _Walk:
-    """Fills the bucket, then ends a shorter neighbour after each step until `num_left` sequences."""
+    """Fills the bucket, then ends a shorter neighbour after each step."""
     session = lab.subject.session()
     rng = np.random.default_rng([bucket, num_longer])
-    longer = _start(lab, session, rng, num_longer, (probe.num_prompt + 40,) * 2)
+    longer = _start(lab, session, rng, num_longer, (probe.num_prompt + 40, probe.num_prompt + 40))
     shorter = _start(lab, session, rng, bucket - 1 - num_longer, SHORTER)
     num_tokens = bucket - max(num_left, 1) + 2
     request_id = session.submit(probe.request, max_tokens=num_tokens)

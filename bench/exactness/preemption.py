@@ -9,6 +9,7 @@ from bench.exactness.circumstance import (
     Circumstance,
     Lab,
     Outcomes,
+    Run,
     lasting,
     prove,
     settled,
@@ -43,7 +44,7 @@ def preemption(limits: Limits) -> Iterator[Circumstance]:
     yield shared("preempted in its prefill", in_two_chunks, _in_prefill(chunk), size=1)
 
 
-def _preempted(times: int, chunk: int, *, cache: bool):
+def _preempted(times: int, chunk: int, *, cache: bool) -> Run:
     """A better request arrives that needs the whole pool, each time when all of them run."""
 
     def run(lab: Lab, group: Sequence[Probe]) -> Outcomes:
@@ -67,7 +68,7 @@ def _preempted(times: int, chunk: int, *, cache: bool):
     return run
 
 
-def _in_prefill(chunk: int):
+def _in_prefill(chunk: int) -> Run:
     """The better request comes when the first chunk has been computed."""
 
     def run(lab: Lab, group: Sequence[Probe]) -> Outcomes:

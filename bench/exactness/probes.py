@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.workloads import Prompts, Vocabulary, word_ids
 from jaxinfer.config import SamplingParams
 from jaxinfer.scheduling.request import Request
 
@@ -49,7 +50,7 @@ class Probe:
 
 def probe(name: str, token_ids: Sequence[int], kind: str, seed: int) -> Probe:
     """Args: kind: of KINDS. seed: no two probes may share it."""
-    fields = {"logprobs": 0} | KINDS[kind]
+    fields: dict[str, Any] = {"logprobs": 0, **KINDS[kind]}
     sampling = SamplingParams(max_tokens=NUM_TOKENS, seed=seed, ignore_eos=True, **fields)
     return Probe(name, Request(name, tuple(token_ids), sampling))
 
@@ -61,6 +62,20 @@ def random_probes(lengths: Sequence[int], vocab_size: int, seed: int) -> list[Pr
     return [
         probe(f"{length} tokens, {kind}", rng.integers(0, vocab_size, length).tolist(), kind, i + 1)
         for i, length in enumerate(lengths)
+        for kind in (kinds[i % len(kinds)],)
+    ]
+
+
+def word_probes(tokenizer: Vocabulary, number: int, page_size: int, seed: int) -> list[Probe]:
+    """Prompts of random words: the first ones about page boundaries, then any up to five pages."""
+    draw, rng = Prompts(word_ids(tokenizer), f"exactness {seed}"), np.random.default_rng(seed)
+    lengths = [31, page_size + 1, 5, 2 * page_size - 1, 4 * page_size + 1, page_size]
+    while len(lengths) < number:
+        lengths.append(int(rng.integers(1, 5 * page_size, endpoint=True)))
+    kinds = list(KINDS)
+    return [
+        probe(f"{i}: {length} tokens, {kind}", draw(length), kind, i + 1)
+        for i, length in enumerate(lengths[:number])
         for kind in (kinds[i % len(kinds)],)
     ]
 

@@ -48,9 +48,7 @@ def _restarted(lab: Lab, group: Sequence[Probe]) -> Outcomes:
     for probe, trace in zip(group, traces, strict=True):
         is_loaded = about.endswith(NOTHING_COMPILED)
         outcomes[probe.name] = (
-            Outcome((trace,), NUM_TOKENS)
-            if is_loaded
-            else NotProved(f"its programs were {about}")
+            Outcome((trace,), NUM_TOKENS) if is_loaded else NotProved(f"its programs were {about}")
         )
     return outcomes
 

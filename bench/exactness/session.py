@@ -54,7 +54,7 @@ class Session:
         return self._engine.pool_stats()
 
     def submit(self, request: Request, **sampling: object) -> str:
-        """The request under a new id, with these fields of its sampling changed. Returns: the id."""
+        """Queues it under a new id with fields of its sampling changed. Returns: the id."""
         number = next(self._ids)
         if request.sampling.seed is None:
             sampling.setdefault("seed", FIRST_OWN_SEED + number)

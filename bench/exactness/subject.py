@@ -17,7 +17,6 @@ from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.request import Request
 
-
 Restart = Callable[[Sequence[Request]], tuple[list[Trace], str]]
 """Requests -> what each gave, and what the build said about its programs."""
 

@@ -69,8 +69,8 @@ def difference(got: Trace, want: Trace, places: Iterable[int] | None = None) -> 
             return f"token {place} is {got.token_ids[place]}, not {want.token_ids[place]}"
         if _bits(got.logprobs[place]) != _bits(want.logprobs[place]):
             return (
-                f"logprob of token {place} is {got.logprobs[place]!r}, "
-                f"not {want.logprobs[place]!r}"
+                f"logprob of token {place} is {got.logprobs[place]:.9g}, "
+                f"not {want.logprobs[place]:.9g}"
             )
         if _top_bits(got.tops[place]) != _top_bits(want.tops[place]):
             return f"likeliest of token {place} are {got.tops[place]}, not {want.tops[place]}"

@@ -80,7 +80,12 @@ def test_pages_can_be_put_into_another_order():
 def test_neighbours_are_as_asked_for_and_always_the_same():
     def some() -> list[Request]:
         return neighbours(
-            np.random.default_rng(4), 50, VOCAB_SIZE, lengths=(2, 9), num_out=(3, 5), kinds=["drawn"]
+            np.random.default_rng(4),
+            50,
+            VOCAB_SIZE,
+            lengths=(2, 9),
+            num_out=(3, 5),
+            kinds=["drawn"],
         )
 
     requests = some()

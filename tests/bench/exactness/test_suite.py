@@ -125,7 +125,7 @@ FAULTS: dict[str, tuple[Fault, list[str]]] = {
             "chunks of 24",
             "chunks of 3 beside 13 riders",
             "chunks of 8 beside 8 riders",
-            "a hit on 1 pages",
+            "a hit on 1 page",
             "warm: a hit at full length",
             "a hit on its own answer",
             "after its last pages were evicted",
