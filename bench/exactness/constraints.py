@@ -1,15 +1,15 @@
-"""What exactness costs: the engine's smallest decode step beside smaller ones that are not exact.
+"""What exactness costs: the engine's smallest decode step beside smaller ones.
 
-A decode step always computes MIN_ROWS rows, since products of fewer have other bits. Here the same
-layers are compiled for exactly 1, 2, 4 and 7 rows, too, and timed in turns. Attention takes its
-rows in groups of eight in all of them, so the difference is that of the products.
+A decode step always computes MIN_ROWS rows, since a row has other bits in a smaller one. Here the
+same layers are compiled for exactly 1, 2, 4 and 7 rows, too, and timed in turns. Attention takes
+its rows in groups of eight in all of them, so the difference is that of everything else.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,21 +122,25 @@ class DecodeSteps:
         return bound.logits(bound.norm(x))
 
 
-def time_rows(steps: DecodeSteps, clock: Callable[[], float]) -> Figures:
+def time_rows(
+    steps: DecodeSteps, clock: Callable[[], float], rows: Sequence[int] = ROWS
+) -> Figures:
     """Seconds of a decode step for each number of rows, taken in turns."""
-    seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    seconds: dict[int, list[float]] = {number: [] for number in rows}
     for _ in range(NUM_WARM + NUM_TIMED):
-        for rows, spent in seconds.items():
+        for number, spent in seconds.items():
             start = clock()
-            steps(rows)
+            steps(number)
             spent.append(clock() - start)
-    return {metric(rows): statistics.median(spent[NUM_WARM:]) for rows, spent in seconds.items()}
+    return {
+        metric(number): statistics.median(spent[NUM_WARM:]) for number, spent in seconds.items()
+    }
 
 
-def inexact_rows(steps: DecodeSteps) -> list[int]:
+def inexact_rows(steps: DecodeSteps, rows: Sequence[int] = ROWS) -> list[int]:
     """The numbers of rows whose first row has other bits than in a step of MIN_ROWS."""
     want = steps(MIN_ROWS)[0].tobytes()
-    return [rows for rows in ROWS if steps(rows)[0].tobytes() != want]
+    return [number for number in rows if steps(number)[0].tobytes() != want]
 
 
 def explain(decoder: Decoder, inexact: list[int]) -> Iterator[str]:

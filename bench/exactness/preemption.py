@@ -28,7 +28,9 @@ BETTER = -1  # priority
 
 def preemption(limits: Limits) -> Iterator[Circumstance]:
     """All circumstances of this file."""
-    chunk = min(CHUNK, limits.buckets.max_tokens)
+    chunk = CHUNK
+    if limits.buckets.max_tokens < chunk:
+        return  # the better one would grow so slowly that the probes end first
 
     def in_two_chunks(probe: Probe) -> bool:
         return probe.num_prompt > chunk

@@ -48,7 +48,7 @@ def test_equal_traces_do_not_differ():
         (trace(1, 9, 3), "token 1 is 9, not 2"),
         (
             trace(1, 2, 3, logprob=after(-0.5)),
-            "logprob of token 0 is -0.5000000596046448, not -0.5",
+            "logprob of token 0 is -0.50000006, not -0.5",
         ),
         (trace(1, 2, 3, top=((4, -0.5),)), "likeliest of token 0 are ((4, -0.5),), not ()"),
     ],
