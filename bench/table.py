@@ -51,6 +51,11 @@ METRICS = {
     "cache_bytes": Shown("compiled programs on disk, MiB", MIB),
     "load_s": Shown("from starting Python, s", digits=2),
     "loaded_bytes": Shown("peak of that process, MiB", MIB, 0),
+    "decode_1_rows_s": Shown("decode step of exactly 1 row, ms", MS),
+    "decode_2_rows_s": Shown("of exactly 2 rows, ms", MS),
+    "decode_4_rows_s": Shown("of exactly 4 rows, ms", MS),
+    "decode_7_rows_s": Shown("of exactly 7 rows, ms", MS),
+    "decode_8_rows_s": Shown("of 8 rows, the engine's smallest, ms", MS),
 }
 
 

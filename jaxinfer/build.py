@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import gt
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,8 +22,8 @@ from checkpoints.checkpoint import Checkpoint, open_checkpoint
 from checkpoints.errors import CheckpointError
 from checkpoints.resolve import resolve
 from jaxinfer.chat_template import ChatTemplate
-from jaxinfer.config import EngineConfig, ModelSource
-from jaxinfer.engine import Engine
+from jaxinfer.config import EngineConfig, ModelSource, SchedulerConfig
+from jaxinfer.engine import Engine, Runner
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import Decoder, decoder_for
 from jaxinfer.runtime.aot import Programs
@@ -70,6 +71,36 @@ class Built:
     def memory_bytes(self) -> dict[str, int]:
         """The plan's parts: weights, programs, kv_pool; on a CPU also the process itself."""
         return self.plan.by_kind()
+
+    def another_engine(
+        self, scheduler: SchedulerConfig, pool: PagePool, *, runner: Runner | None = None
+    ) -> Engine:
+        """An engine with other limits over these programs, weights and pages.
+
+        All engines of a model write to the same pages: one at a time may have work.
+
+        Args:
+            scheduler: within the buckets, with max_model_len resolved.
+            pool: of as many pages as the plan's or fewer, of its page size.
+            runner: that stands before this one's, e.g. to watch it.
+        Raises: ConfigError if the programs were not made for it.
+        """
+        limits = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, pool.num_pages
+        most = self.buckets.max_rows, self.buckets.max_tokens, self.plan.num_pages
+        if pool.page_size != self.plan.page_size or any(map(gt, limits, most)):
+            raise ConfigError(
+                f"the programs are for at most {most} sequences, tokens of a step and pages of "
+                f"{self.plan.page_size} tokens; got {limits}, pages of {pool.page_size}"
+            )
+        return Engine(
+            runner=runner or self.runner,
+            scheduler=Scheduler(scheduler, pool, self.buckets),
+            tokenizer=self.tokenizer,
+            version=self.version,
+            vocab_size=self.engine.vocab_size,
+            eos_token_ids=self.tokenizer.eos_token_ids,
+            random_seed=_seed_source(None),
+        )
 
 
 def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phase: None) -> Built:
