@@ -16,6 +16,7 @@ from bench.exactness.trace import Trace
 LEAST_PROMPT = 24  # tokens: longer than the shorter neighbours ever get
 SHORTER = (1, 3)  # tokens of their prompts
 ENDLESS = (400, 400)  # output tokens
+UNDER_WAY = 2  # steps that are dispatched before an abort shows
 
 
 def places(limits: Limits) -> Iterator[Circumstance]:
@@ -70,7 +71,7 @@ def _walk(lab: Lab, probe: Probe, bucket: int, *, num_longer: int, num_left: int
     rng = np.random.default_rng([bucket, num_longer])
     longer = _start(lab, session, rng, num_longer, (probe.num_prompt + 40, probe.num_prompt + 40))
     shorter = _start(lab, session, rng, bucket - 1 - num_longer, SHORTER)
-    num_tokens = bucket - max(num_left, 1) + 2
+    num_tokens = bucket - max(num_left, 1) + 2 + UNDER_WAY
     request_id = session.submit(probe.request, max_tokens=num_tokens)
     session.step_until(lambda: session.num_out(request_id) > 0)
     while not session.is_over(request_id):
