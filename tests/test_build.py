@@ -29,7 +29,7 @@ from tests.tiny_llm import SMALL, pages_used, shared_cache, tiny_llm
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
 PROMPTS = [[5, 6, 7], [9] * 20, list(range(40))]
-NUM_SMALL = 3 + 3 + 3  # begin, layer, end of a prefill and a decode step; three samplers
+NUM_SMALL = 3 + 3 + 4  # begin, layer, end of a prefill and a decode step; four samplers
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,10 @@ def random_sampling(rng: np.random.Generator) -> SamplingParams:
         stop=maybe(("a", "the"), ()),
         stop_token_ids=maybe((3, 4), ()),
         logprobs=maybe(int(rng.integers(0, 21)), None),
+        presence_penalty=maybe(float(rng.uniform(-2, 2)), 0.0),
+        frequency_penalty=maybe(float(rng.uniform(-2, 2)), 0.0),
+        repetition_penalty=maybe(float(rng.uniform(0.5, 2)), 1.0),
+        logit_bias=maybe({int(i): 3.0 for i in rng.integers(0, 400, 300)}, ()),
         ignore_eos=bool(rng.random() < 0.5),
         skip_special_tokens=bool(rng.random() < 0.5),
         include_stop_str_in_output=bool(rng.random() < 0.5),
@@ -133,7 +137,7 @@ def test_fused_steps_say_the_same(small: EngineConfig):
     assert fused._built.runner._programs.by_name.keys() == {
         "prefill tokens=16 step",
         "decode rows=8 step",
-        *(f"sample rows=8 {variant}" for variant in ("greedy", "plain", "full")),
+        *(f"sample rows=8 {variant}" for variant in ("greedy", "plain", "full", "penalized")),
     }
     assert greedy(fused) == greedy(LLM(config=small))
 

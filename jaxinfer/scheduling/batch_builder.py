@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxinfer.scheduling.batch import AttentionBlocks, Batch, Int32, SamplingBatch
 from jaxinfer.scheduling.buckets import Buckets
+from jaxinfer.scheduling.penalties import penalties_of
 from jaxinfer.scheduling.running_table import VARIANTS, RunningTable, Seats
 from jaxinfer.scheduling.sequence import Sequence
 
@@ -45,7 +46,7 @@ class BatchBuilder:
             page_table=self._table.gather(seats, bucket),
             blocks=None,
             sample_at=_padded(places, self._buckets.max_rows, 0),
-            sampling=self._sampling(seats, at + 1),
+            sampling=self._sampling(ordered, seats, at + 1),
             num_seqs=num_rows,
             num_tokens=num_rows,
             num_sampled=num_rows,
@@ -66,6 +67,7 @@ class BatchBuilder:
         rows = np.repeat(np.arange(num_seqs, dtype=np.int32), lengths)
         positions = np.arange(num_tokens, dtype=np.int32) + (starts - firsts)[rows]
         sampled = np.flatnonzero(starts + lengths == totals)
+        drawing = [sequences[place] for place in sampled]
         token_ids, from_seat = _tokens(sequences, num_new)
         batch = Batch(
             kind="prefill",
@@ -78,7 +80,7 @@ class BatchBuilder:
             page_table=self._table.gather(seats, self._buckets.max_rows),
             blocks=self._blocks(bucket, firsts, starts, lengths),
             sample_at=_padded(ends[sampled] - 1, self._buckets.max_rows, 0),
-            sampling=self._sampling(seats[sampled], totals[sampled]),
+            sampling=self._sampling(drawing, seats[sampled], totals[sampled]),
             num_seqs=num_seqs,
             num_tokens=num_tokens,
             num_sampled=len(sampled),
@@ -100,15 +102,18 @@ class BatchBuilder:
             num_wide=np.array(len(wide), np.int32),
         )
 
-    def _sampling(self, seats: Seats, positions: Int32) -> SamplingBatch:
-        """How the sequences in these seats draw their tokens at `positions`."""
+    def _sampling(self, sequences: list[Sequence], seats: Seats, positions: Int32) -> SamplingBatch:
+        """How these sequences, in these seats, draw their tokens at `positions`."""
         table, num_rows = self._table, len(seats)
         bucket = self._buckets.rows_for(max(1, num_rows))
         seeds = np.zeros((bucket, 2), np.uint32)
         seeds[:num_rows] = table.seeds[seats]
-        variant = int(table.variant[seats].max(initial=0))
+        variant = VARIANTS[int(table.variant[seats].max(initial=0))]
+        penalties = None
+        if variant == "penalized":
+            penalties = penalties_of(sequences, positions, bucket, self._buckets.max_history)
         return SamplingBatch(
-            variant=VARIANTS[variant],
+            variant=variant,
             temperature=_padded(table.temperature[seats], bucket, 0),
             top_k=_padded(table.top_k[seats], bucket, 0),
             top_p=_padded(table.top_p[seats], bucket, 1),
@@ -116,6 +121,7 @@ class BatchBuilder:
             seeds=seeds,
             positions=_padded(positions, bucket, 0),
             seats=_padded(seats.astype(np.int32), bucket, self._buckets.max_rows),
+            penalties=penalties,
         )
 
 

@@ -1,7 +1,8 @@
 """Sequences that decode together, step after step, as columns.
 
 Host only: no JAX. While nobody comes, goes or waits for a page, a step differs from the one before
-it in its positions only: no walk over objects is needed to build it.
+it in its positions only: no walk over objects is needed to build it. (Rows with penalties are the
+exception: they take along what was drawn for them and read meanwhile.)
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxinfer.scheduling.batch import Batch
+from jaxinfer.scheduling.batch import Batch, SamplingBatch
+from jaxinfer.scheduling.penalties import taken_further
 from jaxinfer.scheduling.running_table import RunningTable, Seats
 from jaxinfer.scheduling.sequence import Sequence
 
@@ -61,7 +63,7 @@ class Formation:
 
     def next_batch(self) -> Batch:
         """The step after the last one: each row's newest token, which the device has."""
-        last, sampling = self._batch, self._batch.sampling
+        last = self._batch
         table = last.page_table
         if self._num_writes != self._table.num_writes:
             self._num_writes = self._table.num_writes
@@ -71,6 +73,12 @@ class Formation:
             self._next,
             positions=last.positions + self._step,
             page_table=table,
-            sampling=replace(sampling, positions=sampling.positions + self._sampling_step),
+            sampling=self._next_sampling(last.sampling),
         )
         return self._batch
+
+    def _next_sampling(self, last: SamplingBatch) -> SamplingBatch:
+        positions, penalties = last.positions + self._sampling_step, last.penalties
+        if penalties is not None:
+            penalties = taken_further(penalties, self.sequences, positions)
+        return replace(last, positions=positions, penalties=penalties)

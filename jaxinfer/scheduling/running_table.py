@@ -7,6 +7,8 @@ is written once; a batch is gathered from the columns instead of walking over ob
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,11 +17,7 @@ from jaxinfer.scheduling.sequence import Sequence
 
 Seats = npt.NDArray[np.intp]
 
-VARIANTS: tuple[SamplerVariant, ...] = (
-    "greedy",
-    "plain",
-    "full",
-)  # each can do what those before it can
+VARIANTS: tuple[SamplerVariant, ...] = get_args(SamplerVariant)
 
 
 class RunningTable:
@@ -93,6 +91,8 @@ class RunningTable:
 def needed_variant(sequence: Sequence) -> SamplerVariant:
     """The least sampler that does what the request asks for."""
     sampling = sequence.request.sampling
+    if sampling.has_penalties or sampling.logit_bias:
+        return "penalized"
     if sampling.logprobs:
         return "full"
     if sampling.is_greedy:
