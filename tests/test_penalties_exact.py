@@ -91,8 +91,8 @@ def world(llm: LLM) -> World:
 
 
 def request(name: str, token_ids: Sequence[int] = PROMPT, **sampling: Any) -> Request:
-    fields = {"max_tokens": 40, "logprobs": 0} | sampling
-    return Request(name, tuple(token_ids), SamplingParams(**fields))
+    defaults: dict[str, Any] = {"max_tokens": 40, "logprobs": 0}
+    return Request(name, tuple(token_ids), SamplingParams(**defaults | sampling))
 
 
 def bits(answer: Completion) -> tuple[list[int], bytes]:
@@ -175,16 +175,16 @@ def step_by_step(world: World, number: int, **sampling: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "sampling", [SAMPLINGS["frequency"], SAMPLINGS["presence"], {"logit_bias": {11: -100}}]
+    "sampling", [{"frequency_penalty": 1.3}, {"presence_penalty": -1.7}, {"logit_bias": {11: -100}}]
 )
 def test_greedy_tokens_are_those_of_the_formulas(world: World, sampling: dict[str, Any]):
-    mine = request("mine", max_tokens=25, **sampling | {"temperature": 0.0})
+    mine = request("mine", max_tokens=25, temperature=0, **sampling)
     assert world.alone(mine).token_ids == step_by_step(world, 25, **sampling)
 
 
 def test_penalties_do_what_they_are_for(world: World):
     def distinct(**sampling: Any) -> int:
-        mine = request("mine", temperature=0, max_tokens=80, **sampling)
+        mine = request("mine", temperature=0.0, max_tokens=80, **sampling)
         return len(set(world.alone(mine).token_ids))
 
     plain = distinct()

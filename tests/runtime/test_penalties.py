@@ -73,7 +73,7 @@ def adjusted(logits: np.ndarray, penalties: PenaltyArrays[np.ndarray]) -> np.nda
     return np.asarray(apply(logits, penalties, NEWEST))
 
 
-def draws(number: int, **arrays: Any) -> SamplingArrays[np.ndarray]:
+def draws(number: int, **arrays: Any) -> SamplingArrays[Any]:
     return SamplingArrays(
         temperature=np.float32(arrays.get("temperature", np.zeros(number))),
         top_k=np.int32(arrays.get("top_k", np.zeros(number))),

@@ -45,8 +45,8 @@ class World:
         self.builder = BatchBuilder(BUCKETS, self.table)
 
     def sit(self, token_ids: list[int], num_scheduled: int, **sampling: Any) -> Sequence:
-        params = SamplingParams(**{"temperature": 0.0} | sampling)
-        request = Request("r", tuple(token_ids), params)
+        greedy: dict[str, Any] = {"temperature": 0.0}
+        request = Request("r", tuple(token_ids), SamplingParams(**greedy | sampling))
         new = Sequence(request, index=0, seed=0, version="v")
         new.max_total_tokens = 200
         new.num_scheduled_tokens = num_scheduled
@@ -197,7 +197,8 @@ def test_the_longest_sequence_fits_into_a_history():
 
 @pytest.mark.parametrize("fields", [{k: ALL[k]} for k in ALL if k != "temperature"] + [ALL])
 def test_answers_are_what_the_formula_says(fields: dict[str, Any]):
-    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 20} | fields)
+    greedy: dict[str, Any] = {"temperature": 0.0, "max_tokens": 20}
+    sampling = SamplingParams(**greedy | fields)
     runner = FakeRunner()
     engine = make_engine(runner, eos_token_ids=())
     answers = run_all(engine, [Request("a", (5, 7), sampling), Request("b", (5,) * 20, sampling)])
