@@ -36,7 +36,7 @@ from tests.tiny_llm import SMALL, shared_cache, tiny_llm
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
 PROMPTS = [[5, 6, 7], [9] * 20, list(range(40))]
-NUM_SMALL = 3 + 3 + 3 + 1  # begin, layer, end of a prefill and a decode step; samplers; the pool
+NUM_SMALL = 3 + 3 + 4 + 1  # begin, layer, end of a prefill and a decode step; samplers; the pool
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_fused_steps_say_the_same(small: EngineConfig):
     assert fused._built.runner._programs.by_name.keys() == {
         "prefill tokens=16 step",
         "decode rows=8 step",
-        *(f"sample rows=8 {variant}" for variant in ("greedy", "plain", "full")),
+        *(f"sample rows=8 {variant}" for variant in ("greedy", "plain", "full", "penalized")),
     }
     assert greedy(fused) == greedy(LLM(config=small))
 

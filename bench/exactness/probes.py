@@ -20,6 +20,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "min-p": {"temperature": 1.0, "min_p": 0.05},
     "likeliest": {"temperature": 0.0, "logprobs": 5},
     "all filters": {"temperature": 1.2, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "logprobs": 20},
+    "penalties": {
+        "temperature": 0.0,
+        "presence_penalty": 0.7,
+        "frequency_penalty": 0.4,
+        "repetition_penalty": 1.2,
+    },
+    "bias and penalty": {
+        "temperature": 0.9,
+        "frequency_penalty": -0.5,
+        "logit_bias": {1: 2.0, 5: -3.5, 17: 1.25},
+    },
     "stop strings": {"temperature": 0.7, "stop": ("e", "th", "zqx")},
 }
 """Every way to sample that a request can ask for: what is new in SamplingParams gets a line here,
