@@ -21,8 +21,8 @@ KernelBackend = Literal["auto", "reference"]
 MAX_STOP_STRINGS = 32
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
-"""Entries of a logit_bias: the width of an array on the device, which has to end somewhere. 300 is
-what OpenAI's API took (Carlini et al. 2024, arXiv:2403.06634, section 4)."""
+"""Entries of a logit_bias. The bound is our own: an array on the device has one width, and each row
+of a penalized step carries it (2.4 kB)."""
 GREEDY_TEMPERATURE = 1e-5  # below this the arg-max is taken
 MIN_MEMORY_UTILIZATION = 0.05
 MIN_ROWS = 8
