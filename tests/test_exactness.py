@@ -17,6 +17,7 @@ from bench.exactness.probes import KINDS, Probe, random_probes
 from bench.exactness.restart import in_this_process
 from bench.exactness.subject import Limits, Subject
 from bench.exactness.suite import cases, circumstances
+from bench.exactness.trace import difference
 from jaxinfer.build import build
 from jaxinfer.config import EngineConfig
 from jaxinfer.scheduling.buckets import Buckets
@@ -115,3 +116,16 @@ def test_there_are_enough_cases_of_every_kind() -> None:
         assert sum(kind in case.id for case in CASES) >= 50, kind
     rows = {case.values[1].name for case in CASES if case.values[1].name.startswith("row ")}
     assert rows == {f"row {row} of {bucket}" for bucket in (8, 16, 32) for row in range(bucket)}
+
+
+def test_fused_and_layered_steps_give_the_same_bits(
+    labs: dict[str, Lab], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two forms of the same model: not promised for every shape, so that a failure here would
+    only mean that a change of `step_programs` may change an answer's last bits.
+    """
+    layered, fused = (
+        lab_of(labs, tmp_path_factory, model) for model in ("grouped heads", "fused steps")
+    )
+    for probe in PROBES:
+        assert difference(fused.reference(probe), layered.reference(probe)) is None

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.exactness.circumstance import Circumstance, Lab, Outcome, prove
+from bench.exactness.company import run_out
 from bench.exactness.probes import LASTING, Probe, neighbours
 from bench.exactness.session import Session
 from bench.exactness.subject import Limits
@@ -16,7 +17,8 @@ from bench.exactness.trace import Trace
 LEAST_PROMPT = 24  # tokens: longer than the shorter neighbours ever get
 SHORTER = (1, 3)  # tokens of their prompts
 ENDLESS = (400, 400)  # output tokens
-UNDER_WAY = 2  # steps that are dispatched before an abort shows
+MOST_ROWS = 20  # of one walk
+SLACK = 5  # tokens of a walk besides one per row
 
 
 def places(limits: Limits) -> Iterator[Circumstance]:
@@ -56,31 +58,29 @@ class _Walk(NamedTuple):
 
 def _walks(lab: Lab, probe: Probe, bucket: int, below: int) -> list[_Walk]:
     """Rows of a decode step stand in order of their context, and the bucket holds while more than
-    `below` of them are left: so one walk takes the upper rows, and one with `below` longer
-    neighbours the lower ones.
+    `below` of them are left. So a walk goes down as many rows, and a longer neighbour in each row
+    above it lets the next walk begin further down.
     """
-    walks = [_walk(lab, probe, bucket, num_longer=0, num_left=below)]
-    if below:
-        walks.append(_walk(lab, probe, bucket, num_longer=below, num_left=below))
-    return walks
+    most = min(MOST_ROWS, bucket - below)
+    return [
+        _walk(lab, probe, bucket, top, min(most, top + 1)) for top in range(bucket - 1, -1, -most)
+    ]
 
 
-def _walk(lab: Lab, probe: Probe, bucket: int, *, num_longer: int, num_left: int) -> _Walk:
-    """Fills the bucket, then ends a shorter neighbour after each step."""
+def _walk(lab: Lab, probe: Probe, bucket: int, top: int, num_rows: int) -> _Walk:
+    """Fills the bucket, the probe in row `top`, then ends a shorter neighbour after each step."""
     session = lab.subject.session()
-    rng = np.random.default_rng([bucket, num_longer])
-    longer = _start(lab, session, rng, num_longer, (probe.num_prompt + 40, probe.num_prompt + 40))
-    shorter = _start(lab, session, rng, bucket - 1 - num_longer, SHORTER)
-    num_tokens = bucket - max(num_left, 1) + 2 + UNDER_WAY
-    request_id = session.submit(probe.request, max_tokens=num_tokens)
+    rng = np.random.default_rng([bucket, top])
+    longer = _start(
+        lab, session, rng, bucket - 1 - top, (probe.num_prompt + 40, probe.num_prompt + 40)
+    )
+    shorter = _start(lab, session, rng, top, SHORTER)
+    request_id = session.submit(probe.request, max_tokens=num_rows + SLACK)
     session.step_until(lambda: session.num_out(request_id) > 0)
-    while not session.is_over(request_id):
+    for neighbour in shorter[: num_rows - 1]:
         session.step()
-        if shorter:
-            session.abort(shorter.pop())
-    for other in (*longer, *shorter):
-        session.abort(other)
-    session.drain()
+        session.abort(neighbour)
+    run_out(session, [request_id], (*longer, *shorter))
     rows = {
         seen.place: seen.row
         for seen in session.sightings(request_id)

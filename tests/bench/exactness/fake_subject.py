@@ -21,7 +21,7 @@ from jaxinfer.scheduling.request import Request
 from tests.fakes import VOCAB_SIZE, FakeRunner, FakeTokenizer
 
 PAGE_SIZE, NUM_PAGES, MAX_MODEL_LEN = 16, 160, 1024
-LENGTHS = (2, 17, 31, 70, 40)
+LENGTHS = (2, 17, 31, 70, 40, 100)
 PROBES = random_probes(LENGTHS, VOCAB_SIZE - 1, seed=1)
 
 
@@ -85,7 +85,7 @@ class Erring:
 
 
 class StalePage:
-    """Reads another page in place of a sequence's first one when it goes on at a page boundary."""
+    """Reads another page in place of a sequence's first one wherever it goes on behind it."""
 
     def __init__(self, runner: Runner):
         self._runner = runner
@@ -95,7 +95,7 @@ class StalePage:
         table = batch.page_table.copy()
         for row in range(batch.num_seqs):
             positions = batch.positions[: batch.num_tokens][batch.rows[: batch.num_tokens] == row]
-            if positions[0] > 0 and positions[0] % PAGE_SIZE == 0:
+            if positions[0] >= PAGE_SIZE:
                 table[row, 0] = (table[row, 0] + 11) % NUM_PAGES
         return self._runner.dispatch(replace(batch, page_table=table))
 

@@ -72,7 +72,7 @@ def test_families_are_one_line_each():
     assert len(set(names)) == len(names)
     counts = {tally.circumstance: tally.num_cases for tally in found}
     assert counts["every row of 16"] == 16 * counts["every row of 8"] // 8
-    assert counts["a hit at a page boundary"] == 1 + 1 + 4 + 2
+    assert counts["a hit at a page boundary"] == 1 + 1 + 4 + 2 + 6
     assert counts["cold"] == len(PROBES)
     assert total(found).num_differences == total(found).num_not_met == 0
 
