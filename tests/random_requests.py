@@ -42,6 +42,7 @@ FEATURES: Mapping[str, Draw] = {  # fields of SamplingParams; each is on in some
 }
 SHARE = 0.25  # of the requests that have a feature
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0, 2.0)
+CROWD = 8  # rows of the smallest bucket
 SHARE_OF_ABORTS, SHARE_OF_DEADLINES, SHARE_OF_PREFIXES = 0.08, 0.08, 0.4
 
 
@@ -49,11 +50,12 @@ SHARE_OF_ABORTS, SHARE_OF_DEADLINES, SHARE_OF_PREFIXES = 0.08, 0.08, 0.4
 class Limits:
     max_prompt: int  # tokens
     max_tokens: int
+    page_size: int
     max_open: int = 60  # requests at once
 
 
 class RandomRequests:
-    """Draws requests. Prompts are short more often than long, and some begin alike."""
+    """Draws requests. They are short more often than long, and some prompts begin alike."""
 
     def __init__(self, seed: int, vocab_size: int, limits: Limits):
         self._rng = np.random.default_rng(seed)
@@ -64,6 +66,15 @@ class RandomRequests:
     def burst(self) -> int:
         """How many arrive before a step."""
         return int(self._rng.choice([0, 0, 0, 1, 1, 2, 3, 8, 40]))
+
+    def crowd(self, num_kv_tokens: int) -> list[Request]:
+        """Requests that run together when they come, and together outgrow the pool."""
+        length = int(1.5 * num_kv_tokens / CROWD / 2)
+        sampling = SamplingParams(max_tokens=length, ignore_eos=True)
+        return [
+            Request(f"crowd{i}", tuple(self._ids(length)), sampling, arrival_s=time.monotonic())
+            for i in range(CROWD)
+        ]
 
     def draw(self, now: float) -> Request:
         rng = self._rng
@@ -84,7 +95,7 @@ class RandomRequests:
 
     def _sampling(self) -> SamplingParams:
         rng = self._rng
-        max_tokens = int(rng.integers(1, self._limits.max_tokens + 1))
+        max_tokens = self._short(self._limits.max_tokens)
         chosen = {
             name: draw(rng, self._vocab_size)
             for name, draw in FEATURES.items()
@@ -98,12 +109,15 @@ class RandomRequests:
         )
 
     def _prompt(self) -> list[int]:
-        limit = self._limits.max_prompt
-        length = 1 + int((limit - 1) * self._rng.random() ** 6)
+        length = self._short(self._limits.max_prompt)
         if self._rng.random() > SHARE_OF_PREFIXES:
             return self._ids(length)
         head = self._heads[self._rng.integers(len(self._heads))]
         return [*head[: max(length - 1, 0)], *self._ids(1)]
+
+    def _short(self, limit: int) -> int:
+        """From 1 to `limit`, a seventh of it on average."""
+        return 1 + int(limit * self._rng.random() ** 6)
 
     def _ids(self, length: int) -> list[int]:
         return self._rng.integers(0, self._vocab_size, length).tolist()
@@ -130,8 +144,11 @@ class Tally:
 
 
 def run(engine: Engine, requests: RandomRequests, number: int, limits: Limits) -> Tally:
-    """Submits `number` requests as they come, and steps until all have ended."""
-    tally, submitted, leaving = Tally(), list[Request](), dict[str, int]()
+    """Submits a crowd, then the rest of `number` requests as they come; steps until all ended."""
+    tally, leaving = Tally(), dict[str, int]()
+    submitted = requests.crowd(engine.pool_stats().pages_total * limits.page_size)
+    for request in submitted:
+        engine.submit(request)
     num_steps = 0
     while len(submitted) < number or engine.has_work():
         num_open = sum(request.sampling.n for request in submitted) - len(tally.ended)

@@ -31,6 +31,7 @@ class MemoryPlan:
     num_pages: int
     page_size: int  # tokens
     max_model_len: int  # tokens of prompt and output
+    fewest_pages: int  # that would do: for one longest sequence, or 1 where the length is open
     budget: MemoryBudget
 
     @property
@@ -86,11 +87,6 @@ class MemoryPlan:
             f"{parts} = {self.total_bytes} bytes are planned, but there are {total}; {advice}"
         )
 
-    @property
-    def fewest_pages(self) -> int:
-        """That hold one sequence of the longest context."""
-        return -(-self.max_model_len // self.page_size)
-
 
 def plan_memory(
     config: EngineConfig, decoder: Decoder, budget: MemoryBudget, programs_bytes: int
@@ -107,13 +103,15 @@ def plan_memory(
     longest = longest_context(config, decoder)
     page_size = config.cache.page_size
     full = -(-longest // page_size)
+    fewest = 1 if config.scheduler.max_model_len is None else full
     smallest = MemoryPlan(
         weights_bytes=_nbytes(decoder),
         programs_bytes=programs_bytes,
         page_bytes=page_bytes(decoder.config, page_size=page_size, dtype=decoder.dtype),
-        num_pages=1 if config.scheduler.max_model_len is None else full,
+        num_pages=fewest,
         page_size=page_size,
         max_model_len=longest,
+        fewest_pages=fewest,
         budget=budget,
     )
     pool = _pool_bytes(config, budget, smallest)

@@ -45,6 +45,7 @@ def test_a_cold_start_compiles_and_a_warm_one_loads(
         figures = {name: taken[name]["median"] for name in METRICS if name in taken}
         assert {"import_s", "find_model_s", "load_weights_s", "compile_s"} <= figures.keys()
         assert figures["import_s"] > 0
+        assert figures["import_jax_s"] > 0
         assert figures["ready_s"] > figures["compile_s"] > 0
         if sys.platform == "linux":
             assert figures["ready_cpu_s"] > 0

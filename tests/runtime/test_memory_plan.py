@@ -165,10 +165,12 @@ def test_a_pool_that_is_not_there_is_refused_with_the_ones_that_would_fit():
 
 
 def test_memory_in_which_nothing_fits_is_refused_with_what_is_needed():
-    got = plan(budget=cpu(1000), kv_cache_bytes=50 * PAGE_BYTES)
-    needed = 10_000_000 + WEIGHTS + 40 * PAGE_BYTES
-    with pytest.raises(ConfigError, match=rf"with the smallest pool they need {needed}$"):
-        got.check()
+    contexts: list[tuple[dict[str, Any], int]] = [({"max_model_len": 640}, 40), ({}, 1)]
+    for context, pages in contexts:
+        got = plan(budget=cpu(1000), kv_cache_bytes=50 * PAGE_BYTES, **context)
+        needed = 10_000_000 + WEIGHTS + pages * PAGE_BYTES
+        with pytest.raises(ConfigError, match=rf"with the smallest pool they need {needed}$"):
+            got.check()
 
 
 def test_unknown_memory_is_not_checked():
@@ -177,7 +179,9 @@ def test_unknown_memory_is_not_checked():
 
 def test_the_sum_is_told():
     mib = 1 << 20
-    got = MemoryPlan(20 * mib, 3 * mib, mib, 100, 16, 640, MemoryBudget(2000 * mib, 7 * mib, None))
+    got = MemoryPlan(
+        20 * mib, 3 * mib, mib, 100, 16, 640, 1, MemoryBudget(2000 * mib, 7 * mib, None)
+    )
     assert got.by_kind() == {
         "process": 7 * mib,
         "weights": 20 * mib,
@@ -188,7 +192,7 @@ def test_the_sum_is_told():
         "process 7 MiB + weights 20 MiB + programs 3 MiB + KV pool 100 MiB "
         "(100 pages of 16 tokens) = 130 MiB of 2,000 MiB"
     )
-    on_gpu = MemoryPlan(20 * mib, 3 * mib, mib, 100, 16, 640, gpu(1000 * mib))
+    on_gpu = MemoryPlan(20 * mib, 3 * mib, mib, 100, 16, 640, 1, gpu(1000 * mib))
     assert on_gpu.line().startswith("weights 20 MiB + ")
     assert on_gpu.line().endswith(" = 123 MiB of 900 MiB")
 
