@@ -239,10 +239,10 @@ class Scheduler:
     def _schedule_running(self, draft: StepDraft) -> None:
         """One token for each decoding sequence, and chunks for the others from what is left."""
         far_behind, page_size = self._far_behind, self.pool.page_size
-        is_mixed = self._turns.is_mixed
+        has_others = self._turns.has_others(draft.version)
         draft.budget -= len(self._running) - len(far_behind)
         for sequence in self._running:  # may lose members at its end meanwhile
-            if is_mixed and sequence.version != draft.version:
+            if has_others and sequence.version != draft.version:
                 continue
             is_far = bool(far_behind) and sequence in far_behind
             if not is_far and sequence.is_complete:
