@@ -183,8 +183,21 @@ def test_the_first_of_a_new_version_does_not_share_a_step_with_the_old_one():
     world.step()
     new = world.submit(prompt(1, 3), version="v2")
     steps = [world.step() for _ in range(4)]
-    assert [step.batch.version for step in steps] == ["v2", "v1", "v2", "v1"]
-    assert [step.sequences for step in steps] == [[new], [old], [new], [old]]
+    assert [step.batch.version for step in steps] == ["v1", "v2", "v1", "v2"]
+    assert [step.sequences for step in steps] == [[old], [new], [old], [new]]
+
+
+def test_short_requests_of_new_versions_do_not_keep_an_old_one_from_its_turn():
+    world = World()
+    old = world.submit(prompt(0, 3), version="v1", max_tokens=9)
+    world.step()
+    versions = []
+    for number in range(8):
+        world.submit(prompt(number + 1, 3), version=f"v{2 + number % 2}", max_tokens=1)
+        versions.append(world.step().batch.version)
+    assert versions.count("v1") >= 2
+    world.drain()
+    assert old.num_output_tokens == 9
 
 
 def test_the_running_and_the_waiting_are_counted():
