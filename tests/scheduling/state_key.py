@@ -1,0 +1,93 @@
+"""What makes two worlds one state.
+
+The key holds all that the future depends on, with pages named by what they hold or by their place
+in a page table, so that a permutation of page ids or seats is the same state. Counters that only
+count (steps, preemptions) are not in it. `exploration` samples worlds that were merged, and goes on
+from them to see that they really have one future.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxinfer.scheduling.formation import Formation
+from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.sequence import Sequence
+from tests.scheduling.world import Flight, World
+
+
+def state_key(world: World) -> int:
+    """A hash of all that the future depends on."""
+    scheduler, pool = world.scheduler, world.scheduler.pool
+    names = {id(s): (name, s.index) for name, each in world.sequences.items() for s in each}
+
+    def named(sequences: Any) -> tuple[Any, ...]:
+        return tuple([names[id(s)] for s in sequences])
+
+    def page_name(page: int) -> int:
+        return world.device.slots[page][-1][0] if page in pool.index else 0
+
+    live = sorted(world.live, key=lambda s: s.rank)
+    by_deadline = [s for s in live if s.request.deadline_s is not None]
+    formation = scheduler._formation
+    is_formed = formation is not None and formation.can_go_on
+    turns = scheduler._turns
+    last_turns = sorted({*turns._last_turn.values(), turns._num_turns})
+    return hash(
+        (
+            tuple(world.sequences),
+            world.version,
+            world.now,
+            tuple(world.passed.items()),
+            named(live),
+            tuple([_sequence_key(s, page_name) for s in live]),
+            tuple([page_name(page) for page in pool._cached]),
+            pool.num_free,
+            named(sorted(by_deadline, key=lambda s: s.request.deadline_s or 0.0)),
+            tuple([_flight_key(flight, named) for flight in world.flights]),
+            formation is not None and is_formed and _formation_key(scheduler, formation, named),
+            tuple(turns.num_running),
+            tuple([(v, last_turns.index(turn)) for v, turn in turns._last_turn.items()]),
+            len(last_turns),
+        )
+    )
+
+
+def _sequence_key(sequence: Sequence, page_name: Callable[[int], int]) -> tuple[Any, ...]:
+    return (
+        sequence.status.value,
+        sequence.version,
+        len(sequence.token_ids),
+        sequence.num_scheduled_tokens,
+        sequence.num_computed_tokens,
+        sequence.num_indexed_pages,
+        tuple([page_name(page) for page in sequence.page_table]),
+        sequence.num_pages_wanted,
+        sequence.is_indexable,
+        sequence.is_awaited,
+        sequence.is_newest_in_seat,
+        sequence.first_token_s is None,
+        sequence.first_scheduled_s is None,
+    )
+
+
+def _flight_key(flight: Flight, named: Callable[[Any], tuple[Any, ...]]) -> tuple[Any, ...]:
+    step = flight.scheduled
+    return (
+        step.batch.kind,
+        step.batch.version,
+        named(step.sequences),
+        tuple(step.num_new),
+        named(step.sampled),
+        named(step.firsts),
+        frozenset(named(step.gone)),
+        step.filling,
+    )
+
+
+def _formation_key(
+    scheduler: Scheduler, formation: Formation, named: Callable[[Any], tuple[Any, ...]]
+) -> tuple[Any, ...]:
+    is_fresh = formation._num_writes == scheduler._table.num_writes
+    return (named(formation.sequences), formation._num_left, is_fresh)
