@@ -36,6 +36,8 @@ class Choice:
     ):
         sampling = sequence.request.sampling
         self.sequence = sequence
+        self.num_logprobs = sampling.logprobs
+        self._request_id, self._index = sequence.request.request_id, sequence.index
         self._detokenizer = detokenizer
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self._end_ids = self._stop_token_ids | (
@@ -44,32 +46,42 @@ class Choice:
         self._min_tokens = sampling.min_tokens
         self._shows_stop = sampling.include_stop_str_in_output
 
-    def take(self, logprobs: tuple[TokenLogprob, ...], now: float) -> RequestOutput:
-        """What the sequence's newest token adds; with a finish reason if it is the last one."""
-        sequence = self.sequence
-        token_id = sequence.token_ids[-1]
-        reason: FinishReason | None = None
-        stop: str | int | None = None
+    def take(self, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> RequestOutput:
+        """What `token_id`, the sequence's newest, adds; with a finish reason if it is the last."""
+        sequence, detokenizer = self.sequence, self._detokenizer
         if token_id in self._end_ids and sequence.num_output_tokens > self._min_tokens:
-            reason = FinishReason.STOP
             stop = token_id if token_id in self._stop_token_ids else None
             text = self._finish_text((token_id,) if self._shows_stop else ())
-        else:
-            text = self._detokenizer.push((token_id,)) if self._detokenizer else ""
-            if self._stopped_by is None and len(sequence.token_ids) >= sequence.max_total_tokens:
-                reason = FinishReason.LENGTH
-                text += self._finish_text(())
-            if self._stopped_by is not None:
-                reason, stop = FinishReason.STOP, self._stopped_by
+            return self._last(text, token_id, logprobs, now, FinishReason.STOP, stop)
+        text, stopped_by = "", None
+        if detokenizer is not None:
+            text, stopped_by = detokenizer.push(token_id), detokenizer.stopped_by
+        if stopped_by is None:
+            if len(sequence.token_ids) < sequence.max_total_tokens:
+                return RequestOutput(self._request_id, self._index, text, (token_id,), logprobs)
+            text += self._finish_text(())
+            stopped_by = detokenizer.stopped_by if detokenizer is not None else None
+        reason = FinishReason.LENGTH if stopped_by is None else FinishReason.STOP
+        return self._last(text, token_id, logprobs, now, reason, stopped_by)
+
+    def _last(
+        self,
+        text: str,
+        token_id: int,
+        logprobs: tuple[TokenLogprob, ...],
+        now: float,
+        reason: FinishReason,
+        stop: str | int | None,
+    ) -> RequestOutput:
         return RequestOutput(
-            request_id=sequence.request.request_id,
-            index=sequence.index,
+            request_id=self._request_id,
+            index=self._index,
             text=text,
             token_ids=(token_id,),
             logprobs=logprobs,
             finish_reason=reason,
             stop=stop,
-            stats=None if reason is None else sequence.stats(now),
+            stats=self.sequence.stats(now),
         )
 
     def end(
@@ -80,8 +92,8 @@ class Choice:
         Text that was held back is released, except after an error.
         """
         return RequestOutput(
-            request_id=self.sequence.request.request_id,
-            index=self.sequence.index,
+            request_id=self._request_id,
+            index=self._index,
             text="" if reason is FinishReason.ERROR else self._finish_text(()),
             token_ids=(),
             logprobs=(),
@@ -89,10 +101,6 @@ class Choice:
             stats=self.sequence.stats(now),
             error=error,
         )
-
-    @property
-    def _stopped_by(self) -> str | None:
-        return self._detokenizer.stopped_by if self._detokenizer else None
 
     def _finish_text(self, token_ids: tuple[int, ...]) -> str:
         return self._detokenizer.finish(token_ids) if self._detokenizer else ""

@@ -5,7 +5,7 @@ decoding prompt and output together minus the prompt's, cut at the first stop st
 only the start of a character and the longest end of the text that begins a stop string.
 
     #  prompt | tokens .................................................
-    #  text   | released (`text`)   | held: may begin a stop | cut-off bytes
+    #  text   | released            | held: may begin a stop | cut-off bytes
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Detokenizer:
         self._min_tokens = min_tokens
         self.stopped_by = None
         self.num_tokens = 0
-        self._released: list[str] = []
+        self._whole_texts = tokenizer.whole_texts
+        self._is_between = False  # nothing is held: a token that is whole needs no look at others
         self._held = ""
         self._is_finished = False
         self._is_first = False
@@ -85,34 +86,26 @@ class Detokenizer:
         self._utf8.decode(self._prompt_end(prompt_ids))
         self._prompt_cut = self._utf8.getstate()[0].decode("utf-8", "replace")
 
-    @property
-    def text(self) -> str:
-        """All text released."""
-        if len(self._released) > 1:
-            self._released = ["".join(self._released)]
-        return self._released[0] if self._released else ""
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these output tokens make final; "" once a stop string was met."""
-        delta = "".join(map(self._push_one, token_ids))
-        return self._release(delta)
+    def push(self, token_id: int) -> str:
+        """The text that this output token makes final; "" once a stop string was met."""
+        if self._is_between:
+            text = self._whole_texts[token_id]
+            if text is not None and self._stop_starts.isdisjoint(text):
+                self.num_tokens += 1
+                return text
+        return self._push(token_id)
 
     def finish(self, token_ids: Sequence[int] = ()) -> str:
         """Like `push`, with all that was held; a character cut off by the end reads as U+FFFD."""
-        delta = "".join(map(self._push_one, token_ids))
+        delta = "".join(map(self.push, token_ids))
         if not self._is_finished:
-            self._is_finished = True
+            self._is_finished, self._is_between = True, False
             delta += self._take(self._decode(b"", is_final=True))
             if self.stopped_by is None:
                 delta, self._held = delta + self._held, ""
-        return self._release(delta)
-
-    def _release(self, delta: str) -> str:
-        if delta:
-            self._released.append(delta)
         return delta
 
-    def _push_one(self, token_id: int) -> str:
+    def _push(self, token_id: int) -> str:
         if self._is_finished:
             return ""
         self.num_tokens += 1
@@ -120,7 +113,10 @@ class Detokenizer:
         if spelled is None:
             return ""
         self._is_first = False
-        return self._take(self._decode(spelled))
+        text = self._take(self._decode(spelled))
+        has_part, _ = self._utf8.getstate()
+        self._is_between = not (has_part or self._held or self._prompt_cut or self._is_finished)
+        return text
 
     def _decode(self, spelled: bytes, *, is_final: bool = False) -> str:
         new = self._utf8.decode(spelled, is_final)

@@ -203,42 +203,44 @@ class Engine:
             return self._drop(scheduled, error), None
         now = self._clock()
         broken = self._scheduler.update(scheduled, result, now)
-        outputs: list[RequestOutput] = []
-        num_sampled = 0
-        for row, sequence in enumerate(scheduled.sampled):
-            choice = self._choices.get(sequence)
-            if choice is None:  # it ended while the step was under way
-                continue
-            num_sampled += 1
-            if broken and sequence in broken:
-                error = EngineFailure("the logits were not numbers; the weights may be damaged")
-                outputs += self._fail([sequence], error)
-            else:
-                outputs += self._read(choice, _logprobs(sequence, result, row), now)
+        outputs, num_sampled = self._outputs(scheduled, result, broken, now)
         duration_s = now - max(flight.started_s, self._last_read_s)
         self._last_read_s = now
         return tuple(outputs), _step_stats(scheduled.batch, num_sampled, duration_s)
+
+    def _outputs(
+        self, scheduled: Scheduled, result: StepResult, broken: list[Sequence], now: float
+    ) -> tuple[list[RequestOutput], int]:
+        """One for each choice that still lives; and how many these are."""
+        outputs: list[RequestOutput] = []
+        num_ended = 0
+        choices, token_ids = map(self._choices.get, scheduled.sampled), result.token_ids.tolist()
+        for row, (choice, token_id) in enumerate(zip(choices, token_ids, strict=True)):
+            if choice is None:  # it ended while the step was under way
+                num_ended += 1
+                continue
+            if broken and choice.sequence in broken:
+                error = EngineFailure("the logits were not numbers; the weights may be damaged")
+                outputs += self._fail([choice.sequence], error)
+                continue
+            logprobs = () if choice.num_logprobs is None else _logprobs(choice, result, row)
+            try:
+                output = choice.take(token_id, logprobs, now)
+            except Exception as error:  # of the tokenizer: a fault of this text, not of the others
+                _log.exception("token %d could not be read", token_id)
+                outputs += self._fail([choice.sequence], _failure(error))
+                continue
+            if output.finish_reason is not None:
+                self._scheduler.finish(choice.sequence)
+                self._forget(choice.sequence)
+            outputs.append(output)
+        return outputs, len(scheduled.sampled) - num_ended
 
     def _drop(self, scheduled: Scheduled, error: Exception) -> tuple[RequestOutput, ...]:
         """Ends what was in a step that failed."""
         _log.error("a step of %d sequences failed", len(scheduled.sequences), exc_info=error)
         self._scheduler.discard(scheduled)
         return self._fail([s for s in scheduled.sequences if s in self._choices], _failure(error))
-
-    def _read(
-        self, choice: Choice, logprobs: tuple[TokenLogprob, ...], now: float
-    ) -> tuple[RequestOutput, ...]:
-        """The output that a choice's newest token makes; ends its sequence if it is the last."""
-        sequence = choice.sequence
-        try:
-            output = choice.take(logprobs, now)
-        except Exception as error:  # of the tokenizer: a fault of this text, not of the others
-            _log.exception("token %d could not be read", sequence.token_ids[-1])
-            return self._fail([sequence], _failure(error))
-        if output.finish_reason is not None:
-            self._scheduler.finish(sequence)
-            self._forget(sequence)
-        return (output,)
 
     def _expire(self, now: float) -> tuple[RequestOutput, ...]:
         return tuple(
@@ -317,15 +319,13 @@ class Engine:
                 )
 
 
-def _logprobs(sequence: Sequence, result: StepResult, row: int) -> tuple[TokenLogprob, ...]:
-    num_top = sequence.request.sampling.logprobs
-    if num_top is None:
-        return ()
+def _logprobs(choice: Choice, result: StepResult, row: int) -> tuple[TokenLogprob, ...]:
+    num_top = choice.num_logprobs
     top: tuple[tuple[int, float], ...] = ()
     if num_top and result.top_ids is not None and result.top_logprobs is not None:
         ids, values = result.top_ids[row, :num_top], result.top_logprobs[row, :num_top]
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return (TokenLogprob(sequence.token_ids[-1], float(result.logprobs[row]), top),)
+    return (TokenLogprob(int(result.token_ids[row]), float(result.logprobs[row]), top),)
 
 
 def _step_stats(batch: Batch, num_sampled: int, duration_s: float) -> StepStats:

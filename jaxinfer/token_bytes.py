@@ -88,6 +88,29 @@ class TokenBytes:
             )
 
 
+class WholeTexts(dict[int, str | None]):
+    """The text of each id that is whole characters by itself, wherever it comes but at the start.
+
+    None for all others: parts of characters, special tokens, ids that are no token. Each is looked
+    up once.
+    """
+
+    def __init__(self, spelled: TokenBytes, special_token_ids: frozenset[int]):
+        super().__init__()
+        self._spelled, self._special_token_ids = spelled, special_token_ids
+
+    def __missing__(self, token_id: int) -> str | None:
+        spelled = None
+        if token_id >= 0 and token_id not in self._special_token_ids:
+            spelled = self._spelled(token_id)
+        try:
+            text = None if spelled is None else spelled.decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = text
+        return text
+
+
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> set[str]:
     if backend.decoder is None:
         return set()

@@ -16,7 +16,7 @@ import tokenizers
 from jaxinfer.chat_template import ChatTemplate, MarkedText
 from jaxinfer.control_tokens import ControlTexts, PlainTextEncoder, encode_ids
 from jaxinfer.errors import ConfigError, InvalidRequest
-from jaxinfer.token_bytes import TokenBytes
+from jaxinfer.token_bytes import TokenBytes, WholeTexts
 
 
 class Tokenizer:
@@ -61,6 +61,7 @@ class Tokenizer:
         self._special = {i: token for i, token in added.items() if token.special}
         self._special_ids = frozenset(self._special)
         self._spelled = TokenBytes(backend, self._vocab_size)
+        self.whole_texts = WholeTexts(self._spelled, self._special_ids)
         texts = [token.content for token in self._special.values()]
         self._control = ControlTexts(texts)
         self._control_id_of = {token.content: i for i, token in self._special.items()}

@@ -244,6 +244,9 @@ class FakeTokenizer:
     bos_token_id = None
     has_chat_template = False
 
+    def __init__(self) -> None:
+        self.whole_texts = {i: chr(ord("a") + i) for i in range(EOS)} | {EOS: None}
+
     def spelled(self, token_id: int, *, is_first: bool = False) -> bytes | None:
         return b"<eos>" if token_id == EOS else chr(ord("a") + token_id).encode()
 

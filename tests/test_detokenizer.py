@@ -24,15 +24,39 @@ KINDS = {
 BYTES = KINDS["byte_level"]
 
 
-def detokenizer(
-    tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), **changes: Any
-) -> Detokenizer:
+class Stream:
+    """A Detokenizer that is given several tokens at once, and all the text that it released."""
+
+    def __init__(self, inner: Detokenizer):
+        self.inner = inner
+        self.text = ""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return self._released("".join(map(self.inner.push, token_ids)))
+
+    def finish(self, token_ids: Sequence[int] = ()) -> str:
+        return self._released(self.inner.finish(token_ids))
+
+    @property
+    def stopped_by(self) -> str | None:
+        return self.inner.stopped_by
+
+    @property
+    def num_tokens(self) -> int:
+        return self.inner.num_tokens
+
+    def _released(self, text: str) -> str:
+        self.text += text
+        return text
+
+
+def detokenizer(tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), **changes: Any) -> Stream:
     plain: dict[str, Any] = {
         "skip_special_tokens": True,
         "stop": (),
         "include_stop_str_in_output": False,
     }
-    return Detokenizer(tokenizer, prompt_ids=prompt_ids, **{**plain, **changes})
+    return Stream(Detokenizer(tokenizer, prompt_ids=prompt_ids, **{**plain, **changes}))
 
 
 def spell(text: str, tokenizer: Tokenizer = BYTES) -> list[int]:

@@ -479,6 +479,10 @@ def test_a_row_that_is_not_a_number_ends_alone():
 class BrokenTokenizer(FakeTokenizer):
     """Knows no 'c'."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole_texts[2] = None
+
     def spelled(self, token_id: int, *, is_first: bool = False) -> bytes | None:
         if token_id == 2:
             raise KeyError(token_id)

@@ -1,12 +1,11 @@
-"""Scheduled sequences -> the padded numpy arrays of one step.
+"""The rows of a step -> its padded numpy arrays.
 
 Host only: no JAX. No array is written again once a batch holds it: a device may still read it.
 """
 
 from __future__ import annotations
 
-from array import array
-from operator import attrgetter
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,21 @@ import numpy as np
 from jaxinfer.scheduling.batch import AttentionBlocks, Batch, Int32, SamplingBatch
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.running_table import VARIANTS, RunningTable, Seats
+from jaxinfer.scheduling.scheduled import Rows
 from jaxinfer.scheduling.sequence import Sequence
 
-_by_context = attrgetter("num_scheduled_tokens")
+_NO_POSITIONS = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lasting:
+    """What a step can take over from the one before it, if the same sequences are in it."""
+
+    num_sat: int
+    seats: Seats
+    sampling: SamplingBatch  # but for its positions
+    num_writes: int
+    page_table: Int32
 
 
 class BatchBuilder:
@@ -25,65 +36,96 @@ class BatchBuilder:
     def __init__(self, buckets: Buckets, table: RunningTable):
         self._buckets = buckets
         self._table = table
+        self._last: _Lasting | None = None
 
-    def decode(self, sequences: list[Sequence]) -> tuple[list[Sequence], Batch]:
-        """One token each, all behind by one. Returns them in the batch's order: rising context."""
-        ordered = sorted(sequences, key=_by_context)
-        num_rows = len(ordered)
+    def decode(self, seats: Seats, version: str) -> tuple[Rows, Batch]:
+        """One token for each sequence, all behind by one; rows in rising context length."""
+        at = self._table.num_scheduled[seats]
+        if (at[1:] < at[:-1]).any():
+            order = np.argsort(at, kind="stable")
+            seats, at = seats[order], at[order]
+        num_rows = len(seats)
         bucket = self._buckets.rows_for(num_rows)
-        seats, at = _seats(ordered), _num_scheduled(ordered)
+        lasting = self._lasting(seats, bucket)
+        token_ids, from_seat = np.zeros(bucket, np.int32), np.full(bucket, -1, np.int32)
+        self._write_newest(seats, np.arange(num_rows), token_ids, from_seat)
         places = np.arange(num_rows, dtype=np.int32)
-        token_ids, from_seat = _newest(ordered)
         batch = Batch(
             kind="decode",
             bucket=bucket,
-            version=ordered[0].version,
-            token_ids=_padded(token_ids, bucket, 0),
-            from_seat=_padded(from_seat, bucket, -1),
+            version=version,
+            token_ids=token_ids,
+            from_seat=from_seat,
             positions=_padded(at, bucket, -1),
             rows=_padded(places, bucket, 0),
-            page_table=self._table.gather(seats, bucket),
+            page_table=lasting.page_table,
             blocks=None,
             sample_at=_padded(places, self._buckets.max_rows, 0),
-            sampling=self._sampling(seats, at + 1),
+            sampling=replace(lasting.sampling, positions=_padded(at + 1, bucket, 0)),
             num_seqs=num_rows,
             num_tokens=num_rows,
             num_sampled=num_rows,
         )
-        return ordered, batch
+        return Rows(seats, np.ones(num_rows, np.int32), np.arange(num_rows)), batch
 
-    def prefill(self, sequences: list[Sequence], num_new: list[int]) -> tuple[list[int], Batch]:
-        """`num_new[i]` tokens of sequence i. Returns also the places of those that are sampled."""
-        num_seqs = len(sequences)
-        lengths = np.fromiter(num_new, np.int32, num_seqs)
-        starts = _num_scheduled(sequences)
-        totals = np.fromiter([s.num_tokens for s in sequences], np.int32, num_seqs)
-        seats = _seats(sequences)
+    def _lasting(self, seats: Seats, bucket: int) -> _Lasting:
+        table, last = self._table, self._last
+        is_same = last and last.num_sat == table.num_sat and np.array_equal(last.seats, seats)
+        if last and is_same and last.num_writes == table.num_writes:
+            return last
+        sampling = last.sampling if last and is_same else self._sampling(seats, _NO_POSITIONS)
+        pages = table.gather(seats, bucket)
+        self._last = _Lasting(table.num_sat, seats, sampling, table.num_writes, pages)
+        return self._last
+
+    def prefill(
+        self, decoding: Seats, others: list[Sequence], num_new: list[int], version: str
+    ) -> tuple[Rows, Batch]:
+        """A token for each that decodes, and behind them chunks: num_new[i] tokens of others[i]."""
+        table, num_riders = self._table, len(decoding)
+        seats = np.concatenate([decoding, np.array([s.seat for s in others], np.intp)])
+        lengths = np.ones(len(seats), np.int32)
+        lengths[num_riders:] = num_new
+        starts = table.num_scheduled[seats]
         ends = np.cumsum(lengths, dtype=np.int32)
-        firsts = ends - lengths
-        num_tokens = int(ends[-1])
+        firsts, num_tokens = ends - lengths, int(ends[-1])
         bucket = self._buckets.tokens_for(num_tokens)
-        rows = np.repeat(np.arange(num_seqs, dtype=np.int32), lengths)
+        rows = np.repeat(np.arange(len(seats), dtype=np.int32), lengths)
         positions = np.arange(num_tokens, dtype=np.int32) + (starts - firsts)[rows]
-        sampled = np.flatnonzero(starts + lengths == totals)
-        token_ids, from_seat = _tokens(sequences, num_new)
+        token_ids, from_seat = np.zeros(bucket, np.int32), np.full(bucket, -1, np.int32)
+        self._write_newest(decoding, firsts[:num_riders], token_ids, from_seat)
+        is_sampled = np.ones(len(seats), np.bool_)
+        for row, sequence in enumerate(others, num_riders):
+            start, end = int(starts[row]), int(starts[row]) + int(lengths[row])
+            token_ids[firsts[row] : ends[row]] = sequence.token_ids[start:end]
+            is_sampled[row] = end == len(sequence.token_ids)
+        sampled = np.flatnonzero(is_sampled)
         batch = Batch(
             kind="prefill",
             bucket=bucket,
-            version=sequences[0].version,
-            token_ids=_padded(token_ids, bucket, 0),
-            from_seat=_padded(from_seat, bucket, -1),
+            version=version,
+            token_ids=token_ids,
+            from_seat=from_seat,
             positions=_padded(positions, bucket, -1),
             rows=_padded(rows, bucket, 0),
-            page_table=self._table.gather(seats, self._buckets.max_rows),
+            page_table=table.gather(seats, self._buckets.max_rows),
             blocks=self._blocks(bucket, firsts, starts, lengths),
             sample_at=_padded(ends[sampled] - 1, self._buckets.max_rows, 0),
-            sampling=self._sampling(seats[sampled], totals[sampled]),
-            num_seqs=num_seqs,
+            sampling=self._sampling(seats[sampled], (starts + lengths)[sampled]),
+            num_seqs=len(seats),
             num_tokens=num_tokens,
             num_sampled=len(sampled),
         )
-        return sampled.tolist(), batch
+        return Rows(seats, lengths, sampled), batch
+
+    def _write_newest(self, seats: Seats, places: Any, token_ids: Int32, from_seat: Int32) -> None:
+        """The newest token of each seat at its place: that it is on the device, or its id."""
+        has_drawn = self._table.has_drawn[seats]
+        from_seat[places] = np.where(has_drawn, seats, -1)
+        if not has_drawn.all():
+            known = np.flatnonzero(~has_drawn)
+            sequences = self._table.sequences(seats[known])
+            token_ids[places[known]] = [sequence.token_ids[-1] for sequence in sequences]
 
     def _blocks(self, bucket: int, firsts: Int32, starts: Int32, lengths: Int32) -> AttentionBlocks:
         """Query blocks of chunks at firsts[i] on the token axis, at starts[i] in their sequence."""
@@ -119,39 +161,10 @@ class BatchBuilder:
         )
 
 
-def _num_scheduled(sequences: list[Sequence]) -> Int32:
-    return np.fromiter([s.num_scheduled_tokens for s in sequences], np.int32, len(sequences))
-
-
-def _seats(sequences: list[Sequence]) -> Seats:
-    return np.fromiter([s.seat for s in sequences], np.intp, len(sequences))
-
-
 def _padded(values: Any, length: int, fill: int) -> Any:
     padded = np.full(length, fill, values.dtype)
     padded[: len(values)] = values
     return padded
-
-
-def _newest(sequences: list[Sequence]) -> tuple[Int32, Int32]:
-    """Each one's newest token: its id, or the seat that it was drawn in."""
-    pairs = [(0, s.seat) if s.is_newest_in_seat else (s.token_ids[-1], -1) for s in sequences]
-    token_ids, from_seat = np.array(pairs, np.int32).T
-    return token_ids, from_seat
-
-
-def _tokens(sequences: list[Sequence], num_new: list[int]) -> tuple[Int32, Int32]:
-    """The same for the next num_new[i] tokens of sequence i, packed."""
-    token_ids, from_seat = array("i"), array("i")
-    for sequence, length in zip(sequences, num_new, strict=True):
-        start = sequence.num_scheduled_tokens
-        if sequence.is_newest_in_seat:  # it has drawn, so it is behind by that token only
-            token_ids.append(0)
-            from_seat.append(sequence.seat)
-        else:
-            token_ids.extend(sequence.token_ids[start : start + length])
-            from_seat.extend([-1] * length)
-    return np.frombuffer(token_ids, np.int32), np.frombuffer(from_seat, np.int32)
 
 
 def _wide_blocks(block_q: int, bucket: int, firsts: Int32, starts: Int32, lengths: Int32) -> Int32:

@@ -123,16 +123,15 @@ class PagePool:
             return None
         return self.index.digest(sequence, num_matched)
 
-    def digests_filled(self, sequence: Sequence, length: int) -> set[bytes]:
-        """Digests of the pages that the next `length` known tokens of a sequence will fill."""
+    def digests_filled(self, sequence: Sequence, start: int, end: int) -> set[bytes]:
+        """Digests of the pages that tokens [start, end) of a sequence, all known, will fill."""
         if not self.enable_prefix_caching or not sequence.is_indexable:
             return set()
-        start = sequence.num_scheduled_tokens
-        pages = range(start // self.page_size, (start + length) // self.page_size)
+        pages = range(start // self.page_size, end // self.page_size)
         return {self.index.digest(sequence, page_index) for page_index in pages}
 
-    def index_computed(self, sequence: Sequence) -> list[int]:
-        """Indexes the sequence's pages whose tokens have all been computed.
+    def index_computed(self, sequence: Sequence, num_computed: int) -> list[int]:
+        """Indexes the sequence's pages that its first `num_computed` tokens fill.
 
         Where an older page holds the same content, the sequence shares that one and its own is
         freed. Returns: the places in its page table that changed.
@@ -140,7 +139,7 @@ class PagePool:
         changed: list[int] = []
         if not self.enable_prefix_caching:
             return changed
-        num_full = sequence.num_computed_tokens // self.page_size
+        num_full = num_computed // self.page_size
         while sequence.is_indexable and sequence.num_indexed_pages < num_full:
             page_index = sequence.num_indexed_pages
             own, page = sequence.page_table[page_index], self.index.add(sequence, page_index)

@@ -5,10 +5,23 @@ Host only: no JAX.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from jaxinfer.scheduling.batch import Batch
+import numpy as np
+import numpy.typing as npt
+
+from jaxinfer.scheduling.batch import Batch, Int32
+from jaxinfer.scheduling.running_table import Seats
 from jaxinfer.scheduling.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The sequences of a step, in the order of the batch's rows, as columns."""
+
+    seats: Seats
+    num_new: Int32  # tokens that each of them computes
+    sampled: npt.NDArray[np.intp]  # rows whose next token is drawn, in the order of the result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,24 +29,28 @@ class Scheduled:
     """One step. `update` takes from here what was scheduled, not from what is known by then."""
 
     batch: Batch
-    sequences: list[Sequence]  # in the order of the batch's rows
-    num_new: list[int]  # tokens each of them computes
+    rows: Rows
+    sequences: list[Sequence]  # in the order of the rows
     sampled: list[Sequence]  # in the order of the result
-    filling: frozenset[bytes] = frozenset()  # digests of pages that its chunks fill
-    firsts: tuple[Sequence, ...] = ()  # of the sampled: those whose first token it draws
-    gone: set[Sequence] = field(default_factory=set[Sequence])
-    """Sequences that gave their pages back since: what the step computes of them is nobody's."""
+    sittings: npt.NDArray[np.int64]  # of the rows: whoever stands up meanwhile has lost its pages
+    filling: frozenset[bytes]  # digests of pages that its chunks fill
+    firsts: tuple[Sequence, ...]  # of the sampled: those whose first token it may draw
 
 
 class StepDraft:
-    """A step while it is put together."""
+    """A step while it is put together: sequences that go on by a token, then others."""
 
-    __slots__ = ("budget", "filling", "has_chunks", "num_new", "sequences", "version")
+    __slots__ = ("budget", "decoding", "filling", "has_chunks", "num_new", "others", "version")
 
     def __init__(self, budget: int, version: str):
         self.budget = budget  # tokens left for chunks
         self.version = version  # of the weights, for every row
-        self.has_chunks = False  # something is behind by more than one token
-        self.filling: set[bytes] = set()  # digests of pages that its chunks fill
-        self.sequences: list[Sequence] = []
-        self.num_new: list[int] = []
+        self.decoding: Seats = np.empty(0, np.intp)  # running, and behind by one token
+        self.others: list[Sequence] = []  # running with more to compute, or just started
+        self.num_new: list[int] = []  # tokens that each of the others computes
+        self.has_chunks = False  # one of the others is behind by more than one token
+        self.filling: set[bytes] = set()  # digests of pages that this step fills
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.others and not len(self.decoding)

@@ -23,18 +23,16 @@ of their dispatch, so pages may change hands at once. Only `update` indexes page
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import Counter
-from operator import attrgetter
+import numpy as np
 
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.errors import ConfigError
 from jaxinfer.scheduling.batch import StepResult
 from jaxinfer.scheduling.batch_builder import BatchBuilder
 from jaxinfer.scheduling.buckets import Buckets
-from jaxinfer.scheduling.formation import Formation
 from jaxinfer.scheduling.length_limit import LengthLimit
 from jaxinfer.scheduling.page_pool import PagePool
+from jaxinfer.scheduling.running import Running
 from jaxinfer.scheduling.running_table import RunningTable
 from jaxinfer.scheduling.scheduled import Scheduled, StepDraft
 from jaxinfer.scheduling.sequence import Sequence, Status
@@ -45,7 +43,6 @@ from jaxinfer.stats import PoolStats
 
 AGING_S = 30.0  # a class is worth this much waiting
 MAX_HELD = 16  # sequences that may be held back for a page in one step
-_by_rank = attrgetter("rank")
 
 
 class Scheduler:
@@ -69,13 +66,11 @@ class Scheduler:
         self._max_tokens = config.max_num_batched_tokens
         # One token of every step is left for a chunk, so no more run than there are tokens.
         self._num_seats = min(config.max_num_seqs, self._max_tokens)
-        self._table = RunningTable(self._num_seats, buckets.max_pages_per_seq)
+        self._table = RunningTable(self._num_seats, buckets.max_pages_per_seq, pool.page_size)
         self._builder = BatchBuilder(buckets, self._table)
-        self._running: list[Sequence] = []  # best rank first
-        self._far_behind: set[Sequence] = set()  # of the running: behind by more than one token
         self._turns = VersionTurns()
+        self.running = Running(self._table, self._turns)
         self._under_way = StepsUnderWay(pool, self._table)
-        self._formation: Formation | None = None  # of the last step, if all that runs decoded in it
         self._waiting = SequenceHeap()
         self._deadlines = SequenceHeap()
         self._by_request: dict[str, list[Sequence]] = {}
@@ -85,7 +80,7 @@ class Scheduler:
         self._num_hit_tokens = 0
 
     def has_work(self) -> bool:
-        return bool(self._running) or len(self._waiting) > 0
+        return bool(self.running) or len(self._waiting) > 0
 
     def submit(self, sequence: Sequence) -> None:
         """Queues a new sequence.
@@ -108,13 +103,16 @@ class Scheduler:
 
         The caller gives it to `update` or `discard`, in the order of the calls.
         """
-        scheduled = self._go_on() or self._schedule(now)
-        if scheduled is None:
-            return None
-        self._under_way.add(scheduled)
-        if self._far_behind:
-            self._far_behind = {s for s in self._far_behind if s.num_behind > 1}
-        return scheduled
+        first = self._waiting.peek() if len(self.running) < self._num_seats else None
+        for version in self._turns.order(first and first[1].version):
+            draft = StepDraft(self._max_tokens, version)
+            if not self._schedule_at_once(draft):
+                self._schedule_by_rank(draft)
+            self._start_waiting(draft, now)
+            if not draft.is_empty:
+                self._turns.take(version)
+                return self._dispatched(draft)
+        return None
 
     def update(self, scheduled: Scheduled, result: StepResult, now: float) -> list[Sequence]:
         """Takes over what a step computed and drew, and indexes the pages that it filled.
@@ -127,12 +125,10 @@ class Scheduler:
     def discard(self, scheduled: Scheduled) -> None:
         """Forgets a step that failed; the caller fails its sequences."""
         self._under_way.discard(scheduled)
-        self._formation = None
 
     def discard_all(self) -> None:
-        """Forgets all steps under way: the device that ran them is lost, and so are their tokens."""
+        """Forgets all steps under way: their device is lost, and so are their tokens."""
         self._under_way.clear()
-        self._formation = None
 
     def finish(self, sequence: Sequence, *, is_failed: bool = False) -> None:
         """Ends a sequence in any state; its pages are free when this returns.
@@ -169,7 +165,7 @@ class Scheduler:
 
     def stats(self) -> PoolStats:
         return PoolStats(
-            num_running=len(self._running),
+            num_running=len(self.running),
             num_waiting=len(self._waiting),
             pages_total=self.pool.num_pages,
             pages_used=self.pool.num_used,
@@ -182,90 +178,112 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises: AssertionError if pages, owners, queues or the running table disagree."""
-        self.pool.check_integrity(s.page_table for s in self._running)
-        assert self._running == sorted(self._running, key=_by_rank)
-        for sequence in self._running:
-            assert sequence.status is Status.RUNNING
-            line = self._table.page_table[sequence.seat].tolist()
-            num_pages = len(sequence.page_table)
-            assert line[:num_pages] == sequence.page_table, f"page table of seat {sequence.seat}"
-            assert not any(line[num_pages:]), f"seat {sequence.seat} has entries past its pages"
-        assert self._far_behind == {s for s in self._running if s.num_behind > 1}
-        assert self._turns.num_running == Counter(s.version for s in self._running)
+        self.pool.check_integrity(s.page_table for s in self.running)
+        self.running.check_integrity()
         live = sum(len(choices) for choices in self._by_request.values())
-        assert live == len(self._running) + len(self._waiting), f"{live} sequences are live"
+        assert live == len(self.running) + len(self._waiting), f"{live} sequences are live"
 
-    def _go_on(self) -> Scheduled | None:
-        """The same sequences as in the last step, a token further; None if anything has changed."""
-        formation, pool = self._formation, self.pool
-        if formation is None or not formation.can_go_on or self._may_start():
-            return None
-        without_room = formation.without_room()
-        if len(without_room) > pool.num_available:
-            return None
-        for sequence, page in zip(without_room, pool.allocate(len(without_room)), strict=True):
-            formation.add_page(sequence, page)
-        sequences = formation.sequences
-        return Scheduled(formation.next_batch(), sequences, formation.num_new, sequences)
-
-    def _schedule(self, now: float) -> Scheduled | None:
-        """A step put together sequence by sequence, of the version whose turn it is."""
-        self._formation = None
-        first = self._waiting.peek() if len(self._running) < self._num_seats else None
-        for version in self._turns.order(first and first[1].version):
-            draft = StepDraft(self._max_tokens, version)
-            self._schedule_running(draft)
-            self._start_waiting(draft, now)
-            if draft.sequences:
-                self._turns.take(version)
-                return self._built(draft)
-        return None
-
-    def _built(self, draft: StepDraft) -> Scheduled:
-        sequences, num_new = draft.sequences, draft.num_new
+    def _dispatched(self, draft: StepDraft) -> Scheduled:
+        """The batch of a step, which counts as done from here on."""
+        builder, table = self._builder, self._table
         if draft.has_chunks:
-            places, batch = self._builder.prefill(sequences, num_new)
-            sampled = [sequences[place] for place in places]
+            rows, batch = builder.prefill(
+                draft.decoding, draft.others, draft.num_new, draft.version
+            )
         else:
-            sequences, batch = self._builder.decode(sequences)
-            sampled = sequences
-            if len(sequences) == len(self._running):
-                self._formation = Formation(sequences, batch, self._table, self.pool.page_size)
-        for sequence in sampled:
-            sequence.is_newest_in_seat = True
-        firsts = tuple(s for s in sampled if s.first_token_s is None)
-        return Scheduled(batch, sequences, num_new, sampled, frozenset(draft.filling), firsts)
+            started = np.array([s.seat for s in draft.others], np.intp)
+            rows, batch = builder.decode(np.concatenate([draft.decoding, started]), draft.version)
+        sequences = table.sequences(rows.seats)
+        draws = rows.sampled
+        has_all = len(draws) == len(sequences)
+        fresh = draws[~table.has_drawn[rows.seats[draws]]]
+        scheduled = Scheduled(
+            batch=batch,
+            rows=rows,
+            sequences=sequences,
+            sampled=sequences if has_all else [sequences[row] for row in draws],
+            sittings=table.sitting[rows.seats],
+            filling=frozenset(draft.filling),
+            firsts=tuple(sequences[row] for row in fresh),
+        )
+        self._under_way.add(scheduled)
+        for sequence in draft.others:
+            table.is_far[sequence.seat] = sequence.num_behind > 1
+        return scheduled
 
-    def _schedule_running(self, draft: StepDraft) -> None:
-        """One token for each decoding sequence, and chunks for the others from what is left."""
-        far_behind, page_size = self._far_behind, self.pool.page_size
-        has_others = self._turns.has_others(draft.version)
-        draft.budget -= len(self._running) - len(far_behind)
-        for sequence in self._running:  # may lose members at its end meanwhile
-            if has_others and sequence.version != draft.version:
+    def _schedule_at_once(self, draft: StepDraft) -> bool:
+        """All that runs, by array operations; False, and nothing done, if pages are short."""
+        pool, table, seats = self.pool, self._table, self.running.seats(draft.version)
+        num_scheduled, is_far = table.num_scheduled[seats], table.is_far[seats]
+        can_draw = ~is_far & (num_scheduled + 1 < table.max_total[seats])
+        decoding = seats[can_draw]
+        growing = table.sequences(decoding[num_scheduled[can_draw] >= table.room[decoding]])
+        draft.budget -= len(seats) - int(is_far.sum())
+        chunks = self._chunks(table.sequences(seats[is_far]), draft.budget)
+        num_pages = [
+            max(0, pool.pages_for(s.num_scheduled_tokens + n) - len(s.page_table))
+            for s, n in chunks
+        ]
+        if len(growing) + sum(num_pages) > pool.num_available:
+            return False
+        for sequence, page in zip(growing, pool.allocate(len(growing)), strict=True):
+            table.add_pages(sequence, [page])
+        for (sequence, length), number in zip(chunks, num_pages, strict=True):
+            table.add_pages(sequence, pool.allocate(number))
+            self._add_chunk(draft, sequence, length)
+        draft.decoding = decoding
+        return True
+
+    @staticmethod
+    def _chunks(sequences: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+        """What each computes of its tokens while the budget lasts."""
+        chunks: list[tuple[Sequence, int]] = []
+        for sequence in sequences:
+            length = min(sequence.num_behind, budget)
+            if length <= 0:
+                break
+            chunks.append((sequence, length))
+            budget -= length
+        return chunks
+
+    def _add_chunk(self, draft: StepDraft, sequence: Sequence, length: int) -> None:
+        start = sequence.num_scheduled_tokens
+        draft.others.append(sequence)
+        draft.num_new.append(length)
+        draft.budget -= length
+        draft.has_chunks |= sequence.num_behind > 1
+        draft.filling |= self.pool.digests_filled(sequence, start, start + length)
+
+    def _schedule_by_rank(self, draft: StepDraft) -> None:
+        """The same where pages are short: sequence by sequence, the best one first."""
+        decoding: list[int] = []
+        draft.budget = self._max_tokens - int(
+            (~self._table.is_far[self.running.seats(draft.version)]).sum()
+        )
+        for sequence in self.running:  # may lose members at its end meanwhile
+            if sequence.version != draft.version:
                 continue
-            is_far = bool(far_behind) and sequence in far_behind
-            if not is_far and sequence.is_complete:
+            is_far = sequence.num_behind > 1
+            if not is_far and sequence.num_tokens >= sequence.max_total_tokens:
                 continue
             length = min(sequence.num_behind, draft.budget) if is_far else 1
             end = sequence.num_scheduled_tokens + length
-            if end > len(sequence.page_table) * page_size:
+            if end > len(sequence.page_table) * self.pool.page_size:
                 length = self._grow(sequence, end)
             if length <= 0:
                 continue
-            draft.sequences.append(sequence)
-            draft.num_new.append(length)
             if is_far:
-                draft.has_chunks = True
-                draft.budget -= length
-                draft.filling |= self.pool.digests_filled(sequence, length)
+                self._add_chunk(draft, sequence, length)
+            else:
+                decoding.append(sequence.seat)
+        draft.decoding = np.array(decoding, np.intp)
 
     def _grow(self, sequence: Sequence, end: int) -> int:
         """Gets pages up to token `end`, or as far as there are any; returns the tokens that fit."""
         pool, start = self.pool, sequence.num_scheduled_tokens
         is_full = start == len(sequence.page_table) * pool.page_size
-        while is_full and not pool.num_available and self._running[-1] is not sequence:
-            self._preempt(self._running[-1])
+        while is_full and not pool.num_available and self.running.worst is not sequence:
+            self._preempt(self.running.worst)
         num_pages = min(pool.pages_for(end) - len(sequence.page_table), pool.num_available)
         self._table.add_pages(sequence, pool.allocate(num_pages))
         return min(end, len(sequence.page_table) * pool.page_size) - start
@@ -279,19 +297,14 @@ class Scheduler:
         self._waiting.push(sequence.rank, sequence)
 
     def _stop_running(self, sequence: Sequence, *, is_failed: bool = False) -> None:
-        self._running.remove(sequence)
-        self._far_behind.discard(sequence)
-        self._turns.stop(sequence.version)
-        self._under_way.note_gone(sequence)
-        self._table.stand(sequence)
-        pages = sequence.forget_pages()
+        pages = self.running.stop(sequence)
         if is_failed:
             self.pool.forget(pages)
         self.pool.release(pages)
 
     def _may_start(self) -> bool:
         """Whether a waiting sequence could find a seat and, as far as it knows, its pages."""
-        if len(self._running) >= self._num_seats:
+        if len(self.running) >= self._num_seats:
             return False
         first = self._waiting.peek()
         return first is not None and (
@@ -337,29 +350,16 @@ class Scheduler:
             return False
         pool.share(pages)
         sequence.page_table = pages + pool.allocate(num_pages - len(pages))
-        sequence.num_scheduled_tokens = sequence.num_computed_tokens = num_hit
         sequence.num_indexed_pages = len(pages)
         if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = now
             sequence.num_cached_tokens = num_hit
             self._num_hit_tokens += num_hit
             self._num_query_tokens += num_tokens if pool.enable_prefix_caching else 0
-        self._run(sequence)
-        draft.sequences.append(sequence)
-        draft.num_new.append(length)
-        draft.budget -= length
-        draft.has_chunks |= sequence.num_behind > 1
-        draft.filling |= pool.digests_filled(sequence, length)
-        return True
-
-    def _run(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
-        sequence.status = Status.RUNNING
-        self._turns.start(sequence.version)
-        self._table.sit(sequence)
-        insort(self._running, sequence, key=_by_rank)
-        if sequence.num_behind > 1:
-            self._far_behind.add(sequence)
+        self.running.start(sequence, num_hit)
+        self._add_chunk(draft, sequence, length)
+        return True
 
     def _reserve(self) -> int:
         """Pages that a start must leave, for those that run to go on for a while.
@@ -367,4 +367,4 @@ class Scheduler:
         (Running prompts need none of them: with tokens left to start another, they have their
         pages for all their tokens.)
         """
-        return min(len(self._running), self.pool.num_pages // 8)
+        return min(len(self.running), self.pool.num_pages // 8)

@@ -17,9 +17,13 @@ from __future__ import annotations
 
 import enum
 from array import array
+from typing import TYPE_CHECKING
 
 from jaxinfer.scheduling.request import Request
 from jaxinfer.stats import RequestStats
+
+if TYPE_CHECKING:
+    from jaxinfer.scheduling.running_table import RunningTable
 
 _MASK = (1 << 64) - 1
 
@@ -47,15 +51,12 @@ class Sequence:
         "index",
         "is_awaited",
         "is_indexable",
-        "is_newest_in_seat",
         "max_total_tokens",
         "num_cached_tokens",
-        "num_computed_tokens",
         "num_indexed_pages",
         "num_pages_wanted",
         "num_preemptions",
         "num_prompt_tokens",
-        "num_scheduled_tokens",
         "page_digests",
         "page_table",
         "rank",
@@ -64,6 +65,7 @@ class Sequence:
         "seat",
         "seed",
         "status",
+        "table",
         "token_ids",
         "version",
     )
@@ -75,8 +77,6 @@ class Sequence:
     salt: tuple[str, str]  # (version, cache_salt): prefix pages are shared only within it
     token_ids: array[int]  # int32: prompt and output, as far as it has been read
     num_prompt_tokens: int
-    num_scheduled_tokens: int  # in KV when the steps under way have ended
-    num_computed_tokens: int  # in KV, by steps that have been read
     num_cached_tokens: int  # of the prompt, taken from the prefix cache when it first ran
     max_total_tokens: int  # prompt and output end here; set when it is submitted
     page_table: list[int]
@@ -86,9 +86,9 @@ class Sequence:
     num_pages_wanted: int  # it could not start with fewer when it last tried
     status: Status
     is_awaited: bool  # it was preempted while a token of it was on its way
-    is_newest_in_seat: bool  # the device has its newest token, drawn in this seat
     rank: tuple[float, int]  # smaller runs first and is preempted last; unique
-    seat: int  # its line of the RunningTable; -1: none
+    table: RunningTable | None  # where it sits while it runs; has its counters
+    seat: int  # its line there; -1: none
     num_preemptions: int
     first_scheduled_s: float | None
     first_token_s: float | None
@@ -101,8 +101,6 @@ class Sequence:
         self.salt = (version, request.cache_salt)
         self.token_ids = array("i", request.token_ids)
         self.num_prompt_tokens = len(self.token_ids)
-        self.num_scheduled_tokens = 0
-        self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.max_total_tokens = 0
         self.page_table = []
@@ -112,12 +110,22 @@ class Sequence:
         self.num_pages_wanted = 0
         self.status = Status.WAITING
         self.is_awaited = False
-        self.is_newest_in_seat = False
         self.rank = (0.0, 0)
+        self.table = None
         self.seat = -1
         self.num_preemptions = 0
         self.first_scheduled_s = None
         self.first_token_s = None
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """In KV when the steps under way have ended."""
+        return 0 if self.table is None else int(self.table.num_scheduled[self.seat])
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """In KV, by steps that have been read."""
+        return 0 if self.table is None else int(self.table.num_computed[self.seat])
 
     @property
     def num_tokens(self) -> int:
@@ -133,22 +141,14 @@ class Sequence:
         """Tokens to schedule before the next one can be drawn."""
         return max(len(self.token_ids) - self.num_scheduled_tokens, 1)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether its last token has been drawn or is on its way."""
-        return self.num_tokens >= self.max_total_tokens
-
     def page_tokens(self, page_index: int, page_size: int) -> bytes:
         """The int32 bytes of the tokens on its page `page_index`."""
         start = page_index * page_size
         return self.token_ids[start : start + page_size].tobytes()
 
     def forget_pages(self) -> list[int]:
-        """Takes its page table away; nothing of it is computed from here on."""
+        """Takes its page table away, after it has stood up; nothing of it is computed any more."""
         pages, self.page_table = self.page_table, []
-        self.is_awaited = self.num_scheduled_tokens >= len(self.token_ids)
-        self.num_scheduled_tokens = 0
-        self.num_computed_tokens = 0
         self.num_indexed_pages = 0
         self.is_indexable = True
         return pages

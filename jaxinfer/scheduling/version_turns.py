@@ -17,9 +17,10 @@ class VersionTurns:
         self._last_turn: dict[str, int] = {}
         self._num_turns = 0
 
-    def has_others(self, version: str) -> bool:
-        """Whether sequences of another version run."""
-        return len(self.num_running) > (version in self.num_running)
+    @property
+    def is_mixed(self) -> bool:
+        """Whether sequences of more than one version run."""
+        return len(self.num_running) > 1
 
     def start(self, version: str) -> None:
         """A sequence of this version runs from here on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from jaxinfer.scheduling.batch import Batch
 from jaxinfer.scheduling.batch_builder import BatchBuilder
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.request import Request
-from jaxinfer.scheduling.running_table import RunningTable
+from jaxinfer.scheduling.running_table import RunningTable, Seats
 from jaxinfer.scheduling.sequence import Sequence
 from tests.fakes import batch_faults
 
@@ -26,7 +27,7 @@ class World:
     """Sequences that sit at a table, with pages that nobody else has."""
 
     def __init__(self) -> None:
-        self.table = RunningTable(16, BUCKETS.max_pages_per_seq)
+        self.table = RunningTable(16, BUCKETS.max_pages_per_seq, 16)
         self.builder = BatchBuilder(BUCKETS, self.table)
         self.next_page = 1
 
@@ -35,21 +36,38 @@ class World:
     ) -> Sequence:
         token_ids = tuple(100 * self.next_page + i for i in range(num_tokens))
         new = Sequence(Request("r", token_ids, sampling), index=0, seed=seed, version="v7")
-        new.num_scheduled_tokens = new.num_computed_tokens = num_computed
         num_pages = -(-num_tokens // 16)
         new.page_table = list(range(self.next_page, self.next_page + num_pages))
         self.next_page += num_pages
-        self.table.sit(new)
+        self.table.sit(new, num_computed)
         return new
 
-    def prefill(self, *chunks: tuple[Sequence, int]) -> tuple[list[int], Batch]:
-        return self.builder.prefill([s for s, _ in chunks], [n for _, n in chunks])
+    def decode(self, *sequences: Sequence) -> tuple[list[Sequence], Batch]:
+        """The sequences in the order of the rows."""
+        rows, batch = self.builder.decode(seats(sequences), "v7")
+        assert rows.num_new.tolist() == [1] * len(sequences)
+        assert rows.sampled.tolist() == list(range(len(sequences)))
+        return self.table.sequences(rows.seats), batch
+
+    def prefill(
+        self, *chunks: tuple[Sequence, int], riders: tuple[Sequence, ...] = ()
+    ) -> tuple[list[int], Batch]:
+        """The rows that are sampled."""
+        others, num_new = [s for s, _ in chunks], [n for _, n in chunks]
+        rows, batch = self.builder.prefill(seats(riders), others, num_new, "v7")
+        assert self.table.sequences(rows.seats) == [*riders, *others]
+        assert rows.num_new.tolist() == [1] * len(riders) + num_new
+        return rows.sampled.tolist(), batch
+
+
+def seats(sequences: Iterable[Sequence]) -> Seats:
+    return np.array([s.seat for s in sequences], np.intp)
 
 
 def test_a_decode_batch_holds_the_newest_token_of_each_row():
     world = World()
     long, short = world.sit(40, 39), world.sit(3, 2)
-    ordered, batch = world.builder.decode([long, short])
+    ordered, batch = world.decode(long, short)
     assert ordered == [short, long]
     assert batch.token_ids.tolist() == [short.token_ids[2], long.token_ids[39], *[0] * 6]
     assert batch.positions.tolist() == [2, 39, *[-1] * 6]
@@ -66,7 +84,7 @@ def test_decode_rows_stay_ordered_while_sequences_come_grow_and_go():
     world, rng = World(), random.Random(3)
     running = [world.sit(n, n - 1) for n in (30, 5, 60, 12)]
     for step in range(60):
-        ordered, batch = world.builder.decode(list(running))
+        ordered, batch = world.decode(*running)
         assert batch_faults(batch) == []
         for row, each in enumerate(ordered):
             assert batch.token_ids[row] == each.token_ids[-1]
@@ -77,7 +95,7 @@ def test_decode_rows_stay_ordered_while_sequences_come_grow_and_go():
         for each in running:
             if step % 7 == 3 and rng.random() < 0.5:
                 continue  # found no page in this step
-            each.num_scheduled_tokens += 1
+            world.table.num_scheduled[each.seat] += 1
             each.token_ids.append(rng.randrange(1000))
             if each.num_scheduled_tokens == 16 * len(each.page_table):
                 world.table.add_pages(each, [world.next_page])
@@ -91,12 +109,12 @@ def test_decode_rows_stay_ordered_while_sequences_come_grow_and_go():
 def test_a_seat_that_changed_hands_between_two_steps_is_noticed():
     world = World()
     first, second = world.sit(5, 4), world.sit(9, 8)
-    world.builder.decode([first, second])
+    world.decode(first, second)
     world.table.stand(first)
     world.table.stand(second)
-    for each in (first, second):  # the same two, in each other's seats
-        world.table.sit(each)
-    _, batch = world.builder.decode([first, second])
+    for each, at in ((first, 4), (second, 8)):  # the same two, in each other's seats
+        world.table.sit(each, at)
+    _, batch = world.decode(first, second)
     assert batch.page_table[0, 0] == first.page_table[0]
     assert batch.page_table[1, 0] == second.page_table[0]
 
@@ -104,12 +122,12 @@ def test_a_seat_that_changed_hands_between_two_steps_is_noticed():
 def test_a_batch_is_not_changed_by_the_next():
     world = World()
     running = world.sit(5, 4, SamplingParams(temperature=0.5))
-    _, batch = world.builder.decode([running])
+    _, batch = world.decode(running)
     before = (batch.page_table.copy(), batch.positions.copy(), batch.sampling.positions.copy())
     running.token_ids.append(1)
-    running.num_scheduled_tokens += 1
+    world.table.num_scheduled[running.seat] += 1
     world.table.add_pages(running, [77])
-    world.builder.decode([running])
+    world.decode(running)
     after = (batch.page_table, batch.positions, batch.sampling.positions)
     for old, new in zip(before, after, strict=True):
         np.testing.assert_array_equal(old, new)
@@ -118,7 +136,7 @@ def test_a_batch_is_not_changed_by_the_next():
 def test_a_prefill_batch_packs_chunks_one_after_another():
     world = World()
     whole, middle, rider = world.sit(4, 0), world.sit(50, 20), world.sit(8, 7)
-    sampled, batch = world.prefill((rider, 1), (whole, 4), (middle, 5))
+    sampled, batch = world.prefill((whole, 4), (middle, 5), riders=(rider,))
     assert sampled == [0, 1]
     assert batch.token_ids[:10].tolist() == [
         rider.token_ids[7],
@@ -202,7 +220,7 @@ def test_attention_blocks_match_the_reference(seed):
 )
 def test_the_variant_is_the_least_that_does_what_was_asked(sampling, variant):
     world = World()
-    _, batch = world.builder.decode([world.sit(4, 3, sampling), world.sit(5, 4)])
+    _, batch = world.decode(world.sit(4, 3, sampling), world.sit(5, 4))
     assert batch.sampling.variant == variant
 
 
@@ -217,7 +235,7 @@ def test_each_row_carries_its_own_sampling_and_padding_is_greedy():
     world = World()
     sampling = SamplingParams(temperature=0.5, top_k=7, top_p=0.25, min_p=0.125)
     drawing = world.sit(4, 3, sampling, seed=1)
-    _, batch = world.builder.decode([world.sit(3, 2), drawing])
+    _, batch = world.decode(world.sit(3, 2), drawing)
     rows = batch.sampling
     assert rows.temperature.tolist() == [0, 0.5, *[0] * 6]
     assert rows.top_k.tolist() == [0, 7, *[0] * 6]
@@ -230,20 +248,20 @@ def test_each_row_carries_its_own_sampling_and_padding_is_greedy():
 
 def test_a_greedy_row_carries_no_filters():
     world = World()
-    _, batch = world.builder.decode([world.sit(3, 2, SamplingParams(temperature=0, top_k=9))])
+    _, batch = world.decode(world.sit(3, 2, SamplingParams(temperature=0, top_k=9)))
     assert batch.sampling.top_k.tolist() == [0] * 8
 
 
 def test_a_huge_top_k_fits_into_an_int32():
     world = World()
-    _, batch = world.builder.decode([world.sit(3, 2, SamplingParams(top_k=10**12))])
+    _, batch = world.decode(world.sit(3, 2, SamplingParams(top_k=10**12)))
     assert batch.sampling.top_k[0] == 2**31 - 1
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 9, 16])
 def test_decode_shapes_are_those_of_the_row_bucket(num_rows):
     world = World()
-    _, batch = world.builder.decode([world.sit(4 + i, 3 + i) for i in range(num_rows)])
+    _, batch = world.decode(*(world.sit(4 + i, 3 + i) for i in range(num_rows)))
     bucket = 8 if num_rows <= 8 else 16
     assert batch.token_ids.shape == batch.sampling.temperature.shape == (bucket,)
     assert batch.page_table.shape == (bucket, 40)
@@ -251,14 +269,42 @@ def test_decode_shapes_are_those_of_the_row_bucket(num_rows):
 
 
 def test_seats_are_given_again_and_their_lines_are_clean():
-    table = RunningTable(2, 4)
     world = World()
-    first, second = world.sit(40, 0), world.sit(4, 0)
-    for each in (first, second):
-        world.table.stand(each)
-        table.sit(each)
-    table.stand(first)
-    assert first.seat == -1
+    first, _ = world.sit(40, 0), world.sit(4, 0)
+    seat, sitting = first.seat, int(world.table.sitting[first.seat])
+    world.table.stand(first)
+    assert (first.seat, first.table, world.table.sitting[seat]) == (-1, None, 0)
     third = world.sit(20, 0)
-    table.sit(third)
-    assert table.page_table[third.seat].tolist() == [*third.page_table, 0, 0]
+    assert third.seat == seat
+    assert world.table.sitting[seat] > sitting
+    assert world.table.page_table[seat].tolist() == [*third.page_table, *[0] * 38]
+
+
+def test_what_was_drawn_in_a_seat_is_read_from_there_until_somebody_else_has_it():
+    world = World()
+    first, second = world.sit(5, 4), world.sit(9, 8)
+    world.table.has_drawn[first.seat] = True
+    _, batch = world.decode(first, second)
+    assert batch.from_seat.tolist() == [first.seat, *[-1] * 7]
+    assert batch.token_ids.tolist() == [0, second.token_ids[-1], *[0] * 6]
+    _, batch = world.prefill((world.sit(4, 0), 4), riders=(second, first))
+    assert batch.from_seat[:6].tolist() == [-1, first.seat, -1, -1, -1, -1]
+    assert batch.token_ids[:2].tolist() == [second.token_ids[-1], 0]
+    assert batch.sampling.seats[:3].tolist() == [second.seat, first.seat, 2]
+    world.table.stand(first)
+    other = world.sit(5, 4)
+    _, batch = world.decode(other)
+    assert batch.from_seat.tolist() == [-1] * 8
+    assert batch.token_ids[0] == other.token_ids[-1]
+
+
+def test_a_page_that_is_added_or_swapped_shows_in_the_next_batch_only():
+    world = World()
+    running = world.sit(16, 15)
+    _, before = world.decode(running)
+    world.table.add_pages(running, [77])
+    running.page_table[0] = 55
+    world.table.copy_pages(running, [0])
+    _, after = world.decode(running)
+    assert before.page_table[0, :2].tolist() == [1, 0]
+    assert after.page_table[0, :2].tolist() == [55, 77]

@@ -24,8 +24,7 @@ def computed(pool: PagePool, token_ids: range | list[int], **salt: str) -> Seque
     pool.share(shared)
     new.page_table = shared + pool.allocate(pool.pages_for(new.num_tokens) - len(shared))
     new.num_indexed_pages = len(shared)
-    new.num_computed_tokens = new.num_tokens
-    pool.index_computed(new)
+    pool.index_computed(new, new.num_tokens)
     return new
 
 
@@ -85,11 +84,9 @@ def test_a_page_is_not_found_before_its_tokens_are_computed():
     pool = PagePool(8, SIZE)
     running = sequence(range(9))
     running.page_table = pool.allocate(3)
-    running.num_computed_tokens = 7
-    pool.index_computed(running)
+    pool.index_computed(running, 7)
     assert pool.match(sequence(range(9))) == running.page_table[:1]
-    running.num_computed_tokens = 8
-    pool.index_computed(running)
+    pool.index_computed(running, 8)
     assert pool.match(sequence(range(9))) == running.page_table[:2]
 
 
@@ -115,7 +112,7 @@ def test_without_prefix_caching_nothing_is_kept():
     assert counts(pool) == (8, 0, 0)
     assert pool.match(sequence(range(12))) == []
     assert pool.next_digest(sequence(range(12)), 0) is None
-    assert pool.digests_filled(sequence(range(12)), 12) == set()
+    assert pool.digests_filled(sequence(range(12)), 0, 12) == set()
 
 
 def test_cached_pages_are_evicted_when_no_page_is_free():
@@ -162,10 +159,9 @@ def test_equal_pages_computed_at_once_become_one():
     first, second = sequence(range(9)), sequence(range(9))
     for each in (first, second):
         each.page_table = pool.allocate(3)
-        each.num_computed_tokens = 9
     own = list(second.page_table)
-    assert pool.index_computed(first) == []
-    assert pool.index_computed(second) == [0, 1]
+    assert pool.index_computed(first, 9) == []
+    assert pool.index_computed(second, 9) == [0, 1]
     assert second.page_table == [*first.page_table[:2], own[2]]
     assert counts(pool) == (4, 0, 4)
     pool.check_integrity([first.page_table, second.page_table])
@@ -245,8 +241,7 @@ def test_integrity_notices_a_page_with_a_wrong_count():
 def test_digests_filled_are_those_that_the_index_will_know():
     pool = PagePool(8, SIZE)
     running = sequence(range(11))
-    running.num_scheduled_tokens = 2
-    digests = pool.digests_filled(running, 7)
+    digests = pool.digests_filled(running, 2, 9)
     assert digests == {pool.index.digest(running, 0), pool.index.digest(running, 1)}
     assert pool.next_digest(sequence(range(20)), 1) in digests
     assert pool.next_digest(sequence(range(20)), 2) not in digests

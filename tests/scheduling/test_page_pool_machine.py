@@ -37,6 +37,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         self.pool = PagePool(num_pages, SIZE, digest=DIGESTS[digest])
         self.written: dict[int, tuple[object, ...]] = {}
         self.live: list[Sequence] = []
+        self.num_computed: dict[Sequence, int] = {}
 
     @rule(target=running, token_ids=tokens, salt=st.sampled_from(["", "s"]))
     def start(self, token_ids: list[int], salt: str):
@@ -54,26 +55,24 @@ class PagePoolMachine(RuleBasedStateMachine):
         pool.share(pages)
         new.page_table = pages + pool.allocate(num_new)
         new.num_indexed_pages = len(pages)
-        new.num_scheduled_tokens = new.num_computed_tokens = len(pages) * SIZE
+        self.num_computed[new] = len(pages) * SIZE
         self.live.append(new)
         return new
 
     @rule(sequence=running, length=st.integers(1, 9))
     def compute(self, sequence: Sequence, length: int) -> None:
-        """A step of its own: scheduled and read."""
-        left = len(sequence.token_ids) - sequence.num_computed_tokens
-        sequence.num_computed_tokens += min(length, left)
-        sequence.num_scheduled_tokens = sequence.num_computed_tokens
-        for place in range(sequence.num_indexed_pages, sequence.num_computed_tokens // SIZE):
+        left = len(sequence.token_ids) - self.num_computed[sequence]
+        self.num_computed[sequence] += min(length, left)
+        for place in range(sequence.num_indexed_pages, self.num_computed[sequence] // SIZE):
             prefix = sequence.token_ids[: (place + 1) * SIZE]
             self.written[sequence.page_table[place]] = (sequence.salt, *prefix)
-        self.pool.index_computed(sequence)
+        self.pool.index_computed(sequence, self.num_computed[sequence])
 
     @rule(sequence=running, token_id=st.integers(0, 1))
     def draw(self, sequence: Sequence, token_id: int) -> None:
         num_known = len(sequence.token_ids)
         is_full = num_known == len(sequence.page_table) * SIZE
-        if sequence.num_computed_tokens < num_known or (is_full and not self.pool.num_available):
+        if self.num_computed[sequence] < num_known or (is_full and not self.pool.num_available):
             return
         sequence.token_ids.append(token_id)
         sequence.page_table += self.pool.allocate(int(is_full))

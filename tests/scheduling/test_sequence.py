@@ -5,11 +5,22 @@ from __future__ import annotations
 import pytest
 
 from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.running_table import RunningTable
 from jaxinfer.scheduling.sequence import Sequence, choice_seed
 
 
 def sequence(token_ids: tuple[int, ...] = (1, 2, 3), *, index: int = 0, seed: int = 7) -> Sequence:
     return Sequence(Request("r", token_ids), index=index, seed=seed, version="v1")
+
+
+def seated(num_scheduled: int) -> Sequence:
+    """One that runs, with so many tokens under way or computed."""
+    running = sequence()
+    running.page_table = [4]
+    table = RunningTable(2, max_pages_per_seq=1, page_size=16)
+    table.sit(running, 0)
+    table.num_scheduled[running.seat] = num_scheduled
+    return running
 
 
 def test_a_new_sequence_is_behind_by_its_whole_prompt():
@@ -19,47 +30,38 @@ def test_a_new_sequence_is_behind_by_its_whole_prompt():
 
 
 def test_an_appended_token_is_output_and_behind():
-    grown = sequence()
-    grown.num_scheduled_tokens = 3
+    grown = seated(3)
     grown.token_ids.append(9)
     assert (grown.num_output_tokens, grown.num_behind, grown.num_prompt_tokens) == (1, 1, 3)
 
 
 def test_a_token_on_its_way_counts_and_is_not_known():
-    grown = sequence()
-    grown.max_total_tokens = 5
-    grown.num_scheduled_tokens = 3
+    grown = seated(3)
     assert (grown.num_tokens, grown.num_behind, grown.num_output_tokens) == (4, 1, 0)
-    assert not grown.is_complete
-    grown.num_scheduled_tokens = 4
-    assert (grown.num_tokens, grown.num_output_tokens, grown.is_complete) == (5, 0, True)
+    grown = seated(4)
+    assert (grown.num_tokens, grown.num_output_tokens) == (5, 0)
     grown.token_ids.extend([7, 8])
-    assert (grown.num_tokens, grown.num_output_tokens, grown.is_complete) == (5, 2, True)
+    assert (grown.num_tokens, grown.num_output_tokens) == (5, 2)
 
 
-@pytest.mark.parametrize(("num_scheduled", "is_awaited"), [(2, False), (3, True), (4, True)])
-def test_who_gives_pages_back_with_a_token_on_its_way_is_awaited(num_scheduled, is_awaited):
-    running = sequence()
-    running.num_scheduled_tokens = num_scheduled
-    running.forget_pages()
-    assert running.is_awaited is is_awaited
-    assert (running.num_scheduled_tokens, running.num_tokens, running.num_behind) == (0, 3, 3)
+def test_who_has_stood_up_has_computed_nothing():
+    grown = seated(3)
+    assert grown.table is not None
+    grown.table.stand(grown)
+    assert (grown.num_scheduled_tokens, grown.num_computed_tokens) == (0, 0)
+    assert (grown.num_tokens, grown.num_behind) == (3, 3)
 
 
 def test_page_tokens_are_the_int32_bytes_of_one_page():
     assert sequence((1, 2, 3, 4)).page_tokens(1, 2) == b"\3\0\0\0\4\0\0\0"
 
 
-def test_forgotten_pages_leave_nothing_computed_and_all_tokens():
+def test_forgotten_pages_leave_all_tokens():
     running = sequence()
-    running.page_table, running.num_computed_tokens, running.num_indexed_pages = [4, 2], 3, 1
+    running.page_table, running.num_indexed_pages = [4, 2], 1
     running.is_indexable = False
     assert running.forget_pages() == [4, 2]
-    assert (running.page_table, running.num_computed_tokens, running.num_indexed_pages) == (
-        [],
-        0,
-        0,
-    )
+    assert (running.page_table, running.num_indexed_pages) == ([], 0)
     assert running.is_indexable
     assert running.token_ids.tolist() == [1, 2, 3]
 
