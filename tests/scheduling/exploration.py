@@ -6,6 +6,7 @@ Breadth first over Worlds, so that the way to a broken law is a shortest one. Wo
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -144,7 +145,7 @@ class LawBroken(AssertionError):
     """A law, and the shortest way to break it."""
 
     def __init__(self, cause: Exception, path: list[Event]):
-        name = str(cause) or type(cause).__name__
+        name = str(cause) or f"{traceback.extract_tb(cause.__traceback__)[-1].line}"
         super().__init__(f"{name.splitlines()[0]}; after {path}")
 
 

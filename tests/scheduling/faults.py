@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from jaxinfer.scheduling import prefix_index
-from jaxinfer.scheduling.formation import Formation
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.prefix_index import PrefixIndex
+from jaxinfer.scheduling.running import Running
 from jaxinfer.scheduling.running_table import RunningTable
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.scheduling.sequence import Sequence, Status
@@ -113,11 +113,8 @@ def pages_are_indexed_when_they_are_scheduled(monkeypatch: pytest.MonkeyPatch) -
     def add_and_index(self: StepsUnderWay, scheduled: Any) -> None:
         add(self, scheduled)
         for sequence in scheduled.sequences:
-            computed = sequence.num_computed_tokens
-            known = len(sequence.token_ids)
-            sequence.num_computed_tokens = min(sequence.num_scheduled_tokens, known)
-            self._index(sequence)
-            sequence.num_computed_tokens = computed
+            num_known = min(sequence.num_scheduled_tokens, len(sequence.token_ids))
+            self._table.copy_pages(sequence, self._pool.index_computed(sequence, num_known))
 
     monkeypatch.setattr(StepsUnderWay, "add", add_and_index)
 
@@ -142,7 +139,7 @@ def a_hit_and_its_digest_ignore_the_salt(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(PrefixIndex, "_holds", holds)
 
 
-@fault("law: no sequence computes 0 tokens")
+@fault("law: a step has pages for all that it computes")
 def the_last_token_of_a_prompt_is_taken_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     def match(self: PagePool, sequence: Sequence) -> list[int]:
         pages: list[int] = []
@@ -182,7 +179,25 @@ def pages_of_a_failed_sequence_stay_in_the_index(monkeypatch: pytest.MonkeyPatch
 def what_a_step_computes_for_one_that_went_away_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(StepsUnderWay, "note_gone", lambda self, sequence: None)
+    stand = RunningTable.stand
+
+    def stand_unseen(self: RunningTable, sequence: Sequence) -> None:
+        seat, sitting = sequence.seat, self.sitting[sequence.seat]
+        stand(self, sequence)
+        self.sitting[seat] = sitting
+
+    monkeypatch.setattr(RunningTable, "stand", stand_unseen)
+
+
+@fault("list index out of range", "abort")
+def a_new_sitter_is_taken_for_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sit = RunningTable.sit
+
+    def sit_unseen(self: RunningTable, sequence: Sequence, num_computed: int) -> None:
+        self.num_sat = 0
+        sit(self, sequence, num_computed)
+
+    monkeypatch.setattr(RunningTable, "sit", sit_unseen)
 
 
 @fault("law: who is sampled gets its token")
@@ -190,10 +205,10 @@ def the_token_of_a_preempted_sequence_is_dropped(monkeypatch: pytest.MonkeyPatch
     note_drawn = StepsUnderWay._note_drawn
 
     def without_preempted(
-        self: StepsUnderWay, scheduled: Any, token_ids: list[int], broken: list[Sequence]
+        self: StepsUnderWay, scheduled: Any, tokens: list[int], sits: Any, broken: list[Sequence]
     ) -> None:
         preempted = [s for s in scheduled.sampled if s.status is Status.PREEMPTED]
-        note_drawn(self, scheduled, token_ids, broken + preempted)
+        note_drawn(self, scheduled, tokens, sits, broken + preempted)
 
     monkeypatch.setattr(StepsUnderWay, "_note_drawn", without_preempted)
 
@@ -202,14 +217,14 @@ def the_token_of_a_preempted_sequence_is_dropped(monkeypatch: pytest.MonkeyPatch
 def a_preempted_sequence_resumes_before_its_token_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    forget_pages = Sequence.forget_pages
+    stop = Running.stop
 
-    def forgetting(self: Sequence) -> list[int]:
-        pages = forget_pages(self)
-        self.is_awaited = False
+    def stop_for_now(self: Running, sequence: Sequence) -> list[int]:
+        pages = stop(self, sequence)
+        sequence.is_awaited = False
         return pages
 
-    monkeypatch.setattr(Sequence, "forget_pages", forgetting)
+    monkeypatch.setattr(Running, "stop", stop_for_now)
 
 
 @fault("law: something can run when nothing is under way")
@@ -217,10 +232,9 @@ def a_sequence_is_held_back_for_a_page_that_nobody_fills(monkeypatch: pytest.Mon
     monkeypatch.setattr(StepsUnderWay, "is_filling", lambda self, digest: True)
 
 
-@fault("law: what is in a step runs")
-def the_best_is_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
-    preempt = Scheduler._preempt
-    monkeypatch.setattr(Scheduler, "_preempt", lambda self, worst: preempt(self, self._running[0]))
+@fault("'NoneType' object has no attribute 'version'")
+def another_than_the_worst_is_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Running, "worst", property(lambda self: self._sequences[-2:][0]))
 
 
 @fault("law: a resumed one has pages for all its tokens")
@@ -239,7 +253,14 @@ def a_resume_asks_for_too_few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @fault("law: a step has one version", "new version")
 def two_versions_share_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VersionTurns, "has_others", lambda self, version: False)
+    seats = Running.seats
+
+    def everybody(self: Running, version: str) -> Any:
+        if self._turns.is_mixed:
+            return seats(self, version)
+        return np.array([sequence.seat for sequence in self], np.intp)
+
+    monkeypatch.setattr(Running, "seats", everybody)
 
 
 @fault("law: versions take turns", "new version")
@@ -247,44 +268,56 @@ def a_version_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VersionTurns, "take", lambda self, version: None)
 
 
-@fault("law: all that runs goes on", "abort")
-def a_formation_goes_on_though_somebody_came_or_went(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Formation, "can_go_on", property(lambda self: self._num_left > 0))
+@fault("assert sorted(s for some in seats for s in some) == sorted(s.seat for s in sequences)")
+def who_runs_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Running.start
+
+    def start_unseen(self: Running, sequence: Sequence, num_computed: int) -> None:
+        seats = self._seats
+        start(self, sequence, num_computed)
+        self._seats = seats
+
+    monkeypatch.setattr(Running, "start", start_unseen)
+
+
+@fault("room of seat 0")
+def a_seat_believes_in_more_room_than_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_pages = RunningTable.add_pages
+
+    def add_too_much(self: RunningTable, sequence: Sequence, pages: list[int]) -> None:
+        add_pages(self, sequence, pages)
+        self.room[sequence.seat] += 1
+
+    monkeypatch.setattr(RunningTable, "add_pages", add_too_much)
 
 
 @fault("law: a step has pages for all that it computes")
-def a_formation_writes_past_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Formation, "without_room", lambda self: [])
+def a_step_at_once_writes_past_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunningTable, "add_pages", lambda self, sequence, pages: None)
 
 
 @fault("law: a row has its own page table")
-def a_formation_keeps_an_old_page_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    next_batch = Formation.next_batch
+def a_step_takes_over_an_old_page_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_pages = RunningTable.add_pages
 
-    def stale(self: Formation) -> Any:
-        self._num_writes = self._table.num_writes
-        return next_batch(self)
+    def add_unseen(self: RunningTable, sequence: Sequence, pages: list[int]) -> None:
+        num_writes = self.num_writes
+        add_pages(self, sequence, pages)
+        self.num_writes = num_writes
 
-    monkeypatch.setattr(Formation, "next_batch", stale)
-
-
-@fault("law: no complete one goes on")
-def a_formation_goes_on_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    form = Formation.__init__
-
-    def too_long(self: Formation, *args: Any) -> None:
-        form(self, *args)
-        self._num_left += 1
-
-    monkeypatch.setattr(Formation, "__init__", too_long)
+    monkeypatch.setattr(RunningTable, "add_pages", add_unseen)
 
 
 @fault("law: no step goes past the end")
 def a_step_goes_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_complete(self: Sequence) -> bool:
-        return self.num_tokens > self.max_total_tokens
+    dispatched = Scheduler._dispatched
 
-    monkeypatch.setattr(Sequence, "is_complete", property(is_complete))
+    def further(self: Scheduler, draft: Any) -> Any:
+        scheduled = dispatched(self, draft)
+        self._table.max_total[scheduled.rows.seats] = 99
+        return scheduled
+
+    monkeypatch.setattr(Scheduler, "_dispatched", further)
 
 
 @fault("page table of seat 1")
@@ -294,14 +327,14 @@ def a_page_that_became_another_is_not_written_to_the_table(
     monkeypatch.setattr(RunningTable, "copy_pages", lambda self, sequence, places: None)
 
 
-@fault("law: a seat holds the newest token of who sits there")
+@fault("law: a seat holds the newest token")
 def a_new_sitter_takes_the_token_of_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sit = RunningTable.sit
 
-    def sit_on_it(self: RunningTable, sequence: Sequence) -> None:
-        was_newest = sequence.is_newest_in_seat
-        sit(self, sequence)
-        sequence.is_newest_in_seat = was_newest
+    def sit_on_it(self: RunningTable, sequence: Sequence, num_computed: int) -> None:
+        had_drawn = self.has_drawn.copy()
+        sit(self, sequence, num_computed)
+        self.has_drawn = had_drawn
 
     monkeypatch.setattr(RunningTable, "sit", sit_on_it)
 

@@ -61,7 +61,7 @@ def root_ghost(version: str, request: Request) -> int:
 class GhostDevice:
     """Runs a batch as a device does: it sees page tables, tokens, seats and nothing else.
 
-    `num_reads` steps have been read; a slot also remembers the step that wrote it.
+    A slot also remembers the step that wrote it.
     """
 
     def __init__(self, num_pages: int, page_size: int):
@@ -73,9 +73,9 @@ class GhostDevice:
         """Writes the step's KV. Returns the tokens drawn; raises where a law is broken."""
         batch = scheduled.batch
         table = batch.page_table.tolist()
+        lengths = scheduled.rows.num_new.tolist()
         at = 0
-        for row, sequence in enumerate(scheduled.sequences):
-            length = scheduled.num_new[row]
+        for row, (sequence, length) in enumerate(zip(scheduled.sequences, lengths, strict=True)):
             law(batch.rows[at : at + length].tolist() == [row] * length, "rows are in order")
             self._compute(step, batch, sequence, table[row], at, length)
             at += length

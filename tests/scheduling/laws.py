@@ -26,7 +26,7 @@ def check(world: World) -> None:
             _check_waiting(world, sequence)
     _check_queues(world)
     _check_seats(world)
-    _check_formation(world)
+    _check_lasting(world)
     if not world.live:
         law(world.scheduler.pool.num_used == 0, "when all is done no page is used")
 
@@ -67,13 +67,7 @@ def _check_running(world: World, sequence: Sequence) -> None:
     pool, alone = world.scheduler.pool, solo(sequence)
     scheduled, computed = sequence.num_scheduled_tokens, sequence.num_computed_tokens
     pages, known = sequence.page_table, len(sequence.token_ids)
-    under_way = [
-        (length, sequence in flight.scheduled.sampled)
-        for flight in world.flights
-        if sequence not in flight.scheduled.gone
-        for each, length in zip(flight.scheduled.sequences, flight.scheduled.num_new, strict=True)
-        if each is sequence
-    ]
+    under_way = _under_way(world, sequence)
     law(scheduled - computed == sum(length for length, _ in under_way), "counters know the steps")
     num_drawn = sum(is_sampled for _, is_sampled in under_way)
     law(num_drawn == max(0, scheduled + 1 - known), "each token on its way is in one step")
@@ -90,6 +84,19 @@ def _check_running(world: World, sequence: Sequence) -> None:
     law(not any(page in pool.index for page in rest), "no other page of it is indexed")
 
 
+def _under_way(world: World, sequence: Sequence) -> list[tuple[int, bool]]:
+    """Of each step under way that counts for the sequence: its tokens, and whether it draws."""
+    sitting = world.scheduler._table.sitting[sequence.seat]
+    found: list[tuple[int, bool]] = []
+    for flight in world.flights:
+        step = flight.scheduled
+        if sequence in step.sequences:
+            row = step.sequences.index(sequence)
+            if step.sittings[row] == sitting:
+                found.append((int(step.rows.num_new[row]), sequence in step.sampled))
+    return found
+
+
 def _check_waiting(world: World, sequence: Sequence) -> None:
     counters = (sequence.num_scheduled_tokens, sequence.num_computed_tokens)
     law(not sequence.page_table and counters == (0, 0), "only a running one holds pages")
@@ -101,8 +108,8 @@ def _check_waiting(world: World, sequence: Sequence) -> None:
 
 def _check_queues(world: World) -> None:
     scheduler, live = world.scheduler, world.live
-    law(scheduler._running == world.running, "the running are in the order of their rank")
-    num_waiting = len(live) - len(scheduler._running)
+    law(list(scheduler.running) == world.running, "the running are in the order of their rank")
+    num_waiting = len(live) - len(scheduler.running)
     law(scheduler.stats().num_waiting == num_waiting, "who is live runs or waits")
     first = scheduler._waiting.peek()
     if first is not None:
@@ -118,29 +125,19 @@ def _check_queues(world: World) -> None:
 def _check_seats(world: World) -> None:
     """Each running sequence has a seat of its own; the device has the newest token of some."""
     table = world.scheduler._table
-    seats = [s.seat for s in world.scheduler._running]
+    seats = [s.seat for s in world.scheduler.running]
     law(sorted(seats + table._free) == list(range(len(table.page_table))), "a seat has one sitter")
-    for sequence in world.scheduler._running:
-        if sequence.is_newest_in_seat:
-            alone, at = solo(sequence), sequence.num_scheduled_tokens
+    for sequence in world.scheduler.running:
+        seat, at = sequence.seat, sequence.num_scheduled_tokens
+        if table.has_drawn[seat]:
+            alone = solo(sequence)
             newest = (alone.ghosts[at - 1], alone.tokens[at])
-            law(world.device.newest[sequence.seat] == newest, "a seat holds the newest token")
+            law(world.device.newest[seat] == newest, "a seat holds the newest token")
 
 
-def _check_formation(world: World) -> None:
-    """What goes on is all that runs, each with its page table and its next position."""
-    scheduler = world.scheduler
-    formation = scheduler._formation
-    if formation is None or not formation.can_go_on:
-        return
-    sequences, size = formation.sequences, scheduler.pool.page_size
-    law(sorted(sequences, key=lambda s: s.rank) == scheduler._running, "all that runs goes on")
-    law(not any(s.is_complete for s in sequences), "no complete one goes on")
-    at = formation._batch.positions[: len(sequences)].tolist()
-    law(at == [s.num_scheduled_tokens - 1 for s in sequences], "it goes on where it was")
-    room = [len(s.page_table) * size for s in sequences]
-    law(formation._room.tolist() == room, "it knows the room of its pages")
-    if formation._num_writes == scheduler._table.num_writes:
-        for sequence, line in zip(sequences, formation._batch.page_table.tolist(), strict=False):
-            pages = sequence.page_table
-            law(line == pages + [0] * (len(line) - len(pages)), "its page tables are fresh")
+def _check_lasting(world: World) -> None:
+    """What the next decode step would take over from the last one is still so."""
+    table, last = world.scheduler._table, world.scheduler._builder._last
+    if last is not None and (last.num_sat, last.num_writes) == (table.num_sat, table.num_writes):
+        is_fresh = (last.page_table[: len(last.seats)] == table.page_table[last.seats]).all()
+        law(bool(is_fresh), "page tables that are used again are fresh")

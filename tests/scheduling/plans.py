@@ -1,7 +1,8 @@
-"""What is explored: three requests in six pages of two tokens, steps of at most three tokens.
+"""What is explored: three requests in six pages of two tokens.
 
-Two share their first pages, one of them with nothing after; the third comes before them wherever
-it arrives. Every prompt but one is longer than a step, and any two of them outgrow the pool.
+Two begin with the same pages, the third comes before them in rank wherever it arrives and has a
+deadline. The longest prompt takes more than one step, all of them together outgrow the pool, and
+each needs a page more when it decodes.
 """
 
 from __future__ import annotations

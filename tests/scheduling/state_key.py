@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jaxinfer.scheduling.formation import Formation
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.scheduling.sequence import Sequence
 from tests.scheduling.world import Flight, World
+
+Names = Callable[[Any], tuple[Any, ...]]
 
 
 def state_key(world: World) -> int:
@@ -30,8 +31,6 @@ def state_key(world: World) -> int:
 
     live = sorted(world.live, key=lambda s: s.rank)
     by_deadline = [s for s in live if s.request.deadline_s is not None]
-    formation = scheduler._formation
-    is_formed = formation is not None and formation.can_go_on
     turns = scheduler._turns
     last_turns = sorted({*turns._last_turn.values(), turns._num_turns})
     return hash(
@@ -45,8 +44,8 @@ def state_key(world: World) -> int:
             tuple([page_name(page) for page in pool._cached]),
             pool.num_free,
             named(sorted(by_deadline, key=lambda s: s.request.deadline_s or 0.0)),
-            tuple([_flight_key(flight, named) for flight in world.flights]),
-            formation is not None and is_formed and _formation_key(scheduler, formation, named),
+            tuple([_flight_key(scheduler, flight, named) for flight in world.flights]),
+            _lasting_key(scheduler, named),
             tuple(turns.num_running),
             tuple([(v, last_turns.index(turn)) for v, turn in turns._last_turn.items()]),
             len(last_turns),
@@ -66,28 +65,30 @@ def _sequence_key(sequence: Sequence, page_name: Callable[[int], int]) -> tuple[
         sequence.num_pages_wanted,
         sequence.is_indexable,
         sequence.is_awaited,
-        sequence.is_newest_in_seat,
+        sequence.table is not None and bool(sequence.table.has_drawn[sequence.seat]),
         sequence.first_token_s is None,
         sequence.first_scheduled_s is None,
     )
 
 
-def _flight_key(flight: Flight, named: Callable[[Any], tuple[Any, ...]]) -> tuple[Any, ...]:
+def _flight_key(scheduler: Scheduler, flight: Flight, named: Names) -> tuple[Any, ...]:
     step = flight.scheduled
     return (
         step.batch.kind,
         step.batch.version,
         named(step.sequences),
-        tuple(step.num_new),
+        step.rows.num_new.tobytes(),
         named(step.sampled),
         named(step.firsts),
-        frozenset(named(step.gone)),
+        (scheduler._table.sitting[step.rows.seats] == step.sittings).tobytes(),
         step.filling,
     )
 
 
-def _formation_key(
-    scheduler: Scheduler, formation: Formation, named: Callable[[Any], tuple[Any, ...]]
-) -> tuple[Any, ...]:
-    is_fresh = formation._num_writes == scheduler._table.num_writes
-    return (named(formation.sequences), formation._num_left, is_fresh)
+def _lasting_key(scheduler: Scheduler, named: Names) -> Any:
+    """Who is in the decode step that the next one may take over from, and what it may take."""
+    table, last = scheduler._table, scheduler._builder._last
+    if last is None or last.num_sat != table.num_sat:
+        return None
+    sitters = [table._sequences[seat] for seat in last.seats]
+    return None not in sitters and (named(sitters), last.num_writes == table.num_writes)

@@ -186,7 +186,7 @@ class World:
 
     def _check_step(self, scheduled: Scheduled) -> None:
         batch, pool = scheduled.batch, self.scheduler.pool
-        sequences, num_new = scheduled.sequences, scheduled.num_new
+        sequences, num_new = scheduled.sequences, scheduled.rows.num_new.tolist()
         law(len(set(sequences)) == len(sequences) == len(num_new) > 0, "a step has sequences")
         law(min(num_new) > 0, "no sequence computes 0 tokens")
         law(sum(num_new) <= self.budget, "a step keeps to its budget")
@@ -236,7 +236,8 @@ class World:
         ready = {
             s.version
             for s in running
-            if not s.is_complete and s.num_scheduled_tokens < len(s.page_table) * pool.page_size
+            if s.num_tokens < s.max_total_tokens
+            and s.num_scheduled_tokens < len(s.page_table) * pool.page_size
         }
         waiting = [s for s in self.live if s.status is not Status.RUNNING]
         if waiting and len(running) < self.num_seats:
