@@ -42,7 +42,7 @@ class World:
         self.runner = FakeRunner(num_pages, SIZE)
         self.num_submitted = 0
 
-    def submit(self, token_ids, *, max_tokens: int | None = 4, **changes) -> Sequence:
+    def submit(self, token_ids, *, max_tokens: int | None = 4, version="v1", **changes) -> Sequence:
         self.num_submitted += 1
         request = Request(
             f"r{self.num_submitted}",
@@ -50,7 +50,7 @@ class World:
             SamplingParams(max_tokens=max_tokens, temperature=0),
             **changes,
         )
-        new = Sequence(request, index=0, seed=0, version="v1")
+        new = Sequence(request, index=0, seed=0, version=version)
         self.scheduler.submit(new)
         return new
 
@@ -177,6 +177,29 @@ def test_waiting_makes_up_for_a_lower_class_after_the_stated_time():
     while world.scheduler.has_work():
         order += [s for s in world.step().sequences if s not in order]
     assert order == [just_in_time, old, too_late]
+
+
+def test_the_first_of_a_new_version_does_not_share_a_step_with_the_old_one():
+    world = World()
+    old = world.submit(prompt(0, 3), version="v1")
+    world.step()
+    new = world.submit(prompt(1, 3), version="v2")
+    steps = [world.step() for _ in range(4)]
+    assert [step.batch.version for step in steps] == ["v1", "v2", "v1", "v2"]
+    assert [step.sequences for step in steps] == [[old], [new], [old], [new]]
+
+
+def test_short_requests_of_new_versions_do_not_keep_an_old_one_from_its_turn():
+    world = World()
+    old = world.submit(prompt(0, 3), version="v1", max_tokens=9)
+    world.step()
+    versions = []
+    for number in range(8):
+        world.submit(prompt(number + 1, 3), version=f"v{2 + number % 2}", max_tokens=1)
+        versions.append(world.step().batch.version)
+    assert versions.count("v1") >= 2
+    world.drain()
+    assert old.num_output_tokens == 9
 
 
 def test_the_running_and_the_waiting_are_counted():

@@ -26,12 +26,24 @@ def test_versions_that_run_take_turns():
     assert turns.is_mixed
 
 
-def test_a_version_that_waits_for_its_first_seat_is_tried_first():
+def test_a_version_that_waits_for_its_first_seat_has_the_next_turn_but_one():
     turns = VersionTurns()
     turns.start("v1")
     turns.take("v1")
+    assert turns.order("v2") == ["v1", "v2"]
+    turns.take("v1")
     assert turns.order("v2") == ["v2", "v1"]
     assert turns.order(None) == ["v1"]
+
+
+def test_versions_that_come_and_go_do_not_keep_one_that_stays_from_its_turn():
+    turns = VersionTurns()
+    turns.start("v1")
+    taken = []
+    for number in range(6):
+        taken.append(turns.order(f"v{2 + number % 2}")[0])
+        turns.take(taken[-1])
+    assert taken.count("v1") >= 3
 
 
 def test_a_version_is_forgotten_with_its_last_sequence():

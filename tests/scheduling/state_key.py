@@ -1,0 +1,94 @@
+"""What makes two worlds one state.
+
+The key holds all that the future depends on, with pages named by what they hold or by their place
+in a page table, so that a permutation of page ids or seats is the same state. Counters that only
+count (steps, preemptions) are not in it. `exploration` samples worlds that were merged, and goes on
+from them to see that they really have one future.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.sequence import Sequence
+from tests.scheduling.world import Flight, World
+
+Names = Callable[[Any], tuple[Any, ...]]
+
+
+def state_key(world: World) -> int:
+    """A hash of all that the future depends on."""
+    scheduler, pool = world.scheduler, world.scheduler.pool
+    names = {id(s): (name, s.index) for name, each in world.sequences.items() for s in each}
+
+    def named(sequences: Any) -> tuple[Any, ...]:
+        return tuple([names[id(s)] for s in sequences])
+
+    def page_name(page: int) -> int:
+        return world.device.slots[page][-1][0] if page in pool.index else 0
+
+    live = sorted(world.live, key=lambda s: s.rank)
+    by_deadline = [s for s in live if s.request.deadline_s is not None]
+    turns = scheduler._turns
+    last_turns = sorted({*turns._last_turn.values(), turns._num_turns})
+    return hash(
+        (
+            tuple(world.sequences),
+            world.version,
+            world.now,
+            tuple(world.passed.items()),
+            named(live),
+            tuple([_sequence_key(s, page_name) for s in live]),
+            tuple([page_name(page) for page in pool._cached]),
+            pool.num_free,
+            named(sorted(by_deadline, key=lambda s: s.request.deadline_s or 0.0)),
+            tuple([_flight_key(scheduler, flight, named) for flight in world.flights]),
+            _lasting_key(scheduler, named),
+            tuple(turns.num_running),
+            tuple([(v, last_turns.index(turn)) for v, turn in turns._last_turn.items()]),
+            len(last_turns),
+        )
+    )
+
+
+def _sequence_key(sequence: Sequence, page_name: Callable[[int], int]) -> tuple[Any, ...]:
+    return (
+        sequence.status.value,
+        sequence.version,
+        len(sequence.token_ids),
+        sequence.num_scheduled_tokens,
+        sequence.num_computed_tokens,
+        sequence.num_indexed_pages,
+        tuple([page_name(page) for page in sequence.page_table]),
+        sequence.num_pages_wanted,
+        sequence.is_indexable,
+        sequence.is_awaited,
+        sequence.table is not None and bool(sequence.table.has_drawn[sequence.seat]),
+        sequence.first_token_s is None,
+        sequence.first_scheduled_s is None,
+    )
+
+
+def _flight_key(scheduler: Scheduler, flight: Flight, named: Names) -> tuple[Any, ...]:
+    step = flight.scheduled
+    return (
+        step.batch.kind,
+        step.batch.version,
+        named(step.sequences),
+        step.rows.num_new.tobytes(),
+        named(step.sampled),
+        named(step.firsts),
+        (scheduler._table.sitting[step.rows.seats] == step.sittings).tobytes(),
+        step.filling,
+    )
+
+
+def _lasting_key(scheduler: Scheduler, named: Names) -> Any:
+    """Who is in the decode step that the next one may take over from, and what it may take."""
+    table, last = scheduler._table, scheduler._builder._last
+    if last is None or last.num_sat != table.num_sat:
+        return None
+    sitters = [table._sequences[seat] for seat in last.seats]
+    return None not in sitters and (named(sitters), last.num_writes == table.num_writes)

@@ -1,0 +1,267 @@
+"""A scheduler, a GhostDevice and every event that can happen to them.
+
+An event raises AssertionError ("law: ...") where what it did is against a law of the scheduler.
+tests/scheduling/laws.py has the laws that hold between events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from jaxinfer.scheduling.batch import StepResult
+from jaxinfer.scheduling.buckets import Buckets
+from jaxinfer.scheduling.page_pool import PagePool, page_digest
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.scheduled import Scheduled
+from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.sequence import Sequence, Status
+from tests.scheduling.ghosts import GhostDevice, law, solo
+
+MAX_UNDER_WAY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Limits of a scheduler, as small as they like: SchedulerConfig has floors."""
+
+    num_pages: int
+    page_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_versions: int = 2  # of weights, that there may be at a time
+    enable_prefix_caching: bool = True
+    digest: Callable[[bytes, bytes], bytes] = page_digest
+
+    def scheduler(self) -> Scheduler:
+        pool = PagePool(
+            self.num_pages, self.page_size, self.enable_prefix_caching, digest=self.digest
+        )
+        buckets = Buckets.for_limits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            page_size=self.page_size,
+        )
+        return Scheduler(cast(Any, self), pool, buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step under way: its number and what it drew."""
+
+    number: int
+    scheduled: Scheduled
+    tokens: list[int]
+
+
+class World:
+    """Everything that a scheduler's future depends on, and nothing outside it: it can be pickled.
+
+    `passed` counts, for each weights version, steps in a row that went to another one while it
+    could have run. `num_preemptions` and `num_steps` only count.
+    """
+
+    def __init__(self, setup: Setup):
+        self.scheduler = setup.scheduler()
+        self.device = GhostDevice(setup.num_pages, setup.page_size)
+        self.budget = setup.max_num_batched_tokens
+        self.num_versions = setup.num_versions
+        self.num_seats = min(setup.max_num_seqs, self.budget)
+        self.sequences: dict[str, list[Sequence]] = {}
+        self.flights: deque[Flight] = deque()
+        self.version = "v1"
+        self.now = 0.0
+        self.passed: dict[str, int] = {}
+        self.num_steps = 0
+        self.num_preemptions = 0
+
+    @property
+    def live(self) -> list[Sequence]:
+        return [s for each in self.sequences.values() for s in each if _is_live(s)]
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Best first."""
+        running = [s for s in self.live if s.status is Status.RUNNING]
+        return sorted(running, key=lambda sequence: sequence.rank)
+
+    def submit(self, request: Request) -> None:
+        self.sequences[request.request_id] = choices = [
+            Sequence(request, index=index, seed=0, version=self.version)
+            for index in range(request.sampling.n)
+        ]
+        for sequence in choices:
+            self.scheduler.submit(sequence)
+
+    def schedule(self) -> bool:
+        """Schedules and dispatches the next step. Returns whether there was one."""
+        scheduled = self._scheduled()
+        if scheduled is None:
+            return False
+        number = self.num_steps
+        self.num_steps += 1
+        self.flights.append(Flight(number, scheduled, self.device.run(number, scheduled)))
+        return True
+
+    def fail_dispatch(self) -> bool:
+        """The same, but it can not be started: the step before is read, then it is dropped."""
+        scheduled = self._scheduled()
+        if scheduled is None:
+            return False
+        if self.flights:
+            self.read()
+        self.scheduler.discard(scheduled)
+        self._fail(scheduled.sequences)
+        return True
+
+    def read(self, *, ended: Iterable[Sequence] = (), broken: Iterable[Sequence] = ()) -> None:
+        """Reads the oldest step under way.
+
+        Args:
+            ended: sequences whose token in it is an end token.
+            broken: sequences whose logits in it are not numbers.
+        """
+        flight = self.flights.popleft()
+        sampled = flight.scheduled.sampled
+        num_known = [len(s.token_ids) for s in sampled]
+        logprobs = np.array([np.nan if s in broken else -1.0 for s in sampled], np.float32)
+        result = StepResult(np.array(flight.tokens, np.int32), logprobs, None, None)
+        found = self.scheduler.update(flight.scheduled, result, self.now)
+        law(found == [s for s in sampled if s in broken], "rows without a number are named")
+        for sequence, num_before in zip(sampled, num_known, strict=True):
+            if not _is_live(sequence):
+                continue
+            if sequence in found:
+                self._fail([sequence])
+                continue
+            known = sequence.token_ids.tolist()
+            law(len(known) == num_before + 1, "who is sampled gets its token")
+            law(known == list(solo(sequence).tokens[: len(known)]), "tokens are those of it alone")
+            if sequence in ended or len(known) >= sequence.max_total_tokens:
+                self.scheduler.finish(sequence)
+
+    def fail_read(self) -> None:
+        """The oldest step under way turns out to have failed."""
+        flight = self.flights.popleft()
+        self.device.spoil(flight.number)
+        self.scheduler.discard(flight.scheduled)
+        self._fail(flight.scheduled.sequences)
+
+    def abort(self, request_id: str) -> None:
+        lived = [s for s in self.sequences[request_id] if _is_live(s)]
+        law(self.scheduler.abort(request_id) == lived, "an abort ends all choices that live")
+
+    def expire(self) -> None:
+        """Time goes on to just after the next deadline."""
+        deadlines = {s: s.request.deadline_s for s in self.live}
+        next_s = min(deadline_s for deadline_s in deadlines.values() if deadline_s is not None)
+        self.now = max(self.now, next_s + 0.5)
+        late = {s for s, at in deadlines.items() if at is not None and at < self.now}
+        law(set(self.scheduler.expire(self.now)) == late, "what is too late ends, and nothing else")
+
+    def _scheduled(self) -> Scheduled | None:
+        before, ready = self.running, self._ready_versions()
+        starters = {s: s.num_preemptions for s in self.live if s.status is not Status.RUNNING}
+        scheduled = self.scheduler.schedule(self.now)
+        preempted = [s for s in before if s.status is Status.PREEMPTED]
+        self.num_preemptions += len(preempted)
+        if scheduled is None:
+            law(not preempted, "nothing is preempted for nothing")
+            is_stuck = self.scheduler.has_work() and not self.flights
+            law(not is_stuck, "something can run when nothing is under way")
+            return None
+        self._check_step(scheduled)
+        self._check_preempted(scheduled, preempted, before)
+        self._check_turn(scheduled, ready)
+        for sequence in starters:
+            if sequence.status is Status.RUNNING:
+                self._check_started(sequence)
+        return scheduled
+
+    def _check_step(self, scheduled: Scheduled) -> None:
+        batch, pool = scheduled.batch, self.scheduler.pool
+        sequences, num_new = scheduled.sequences, scheduled.rows.num_new.tolist()
+        law(len(set(sequences)) == len(sequences) == len(num_new) > 0, "a step has sequences")
+        law(min(num_new) > 0, "no sequence computes 0 tokens")
+        law(sum(num_new) <= self.budget, "a step keeps to its budget")
+        law({s.version for s in sequences} == {batch.version}, "a step has one version")
+        at = 0
+        for row, (sequence, length) in enumerate(zip(sequences, num_new, strict=True)):
+            end = sequence.num_scheduled_tokens
+            pages = sequence.page_table
+            law(sequence.status is Status.RUNNING, "what is in a step runs")
+            law(end < sequence.max_total_tokens, "no step goes past the end")
+            law(int(batch.positions[at]) == end - length, "a step begins where the last one ended")
+            law(end <= len(pages) * pool.page_size, "a step has pages for all that it computes")
+            line = batch.page_table[row].tolist()
+            law(line == pages + [0] * (len(line) - len(pages)), "a row has its own page table")
+            for page in pages[(end - length) // pool.page_size : -(-end // pool.page_size)]:
+                law(page not in pool.index, "no indexed page is written")
+                law(pool._num_refs[page] == 1, "no page of two is written")
+            is_sampled = end >= len(sequence.token_ids)
+            law((sequence in scheduled.sampled) == is_sampled, "who is at its end is sampled")
+            at += length
+
+    def _check_preempted(
+        self, scheduled: Scheduled, preempted: list[Sequence], before: list[Sequence]
+    ) -> None:
+        """The worst go first, for the progress of a better one."""
+        stayed = [s for s in before if s not in preempted]
+        for sequence in preempted:
+            is_worst = all(other.rank < sequence.rank for other in stayed)
+            law(is_worst, "the worst is preempted")
+            is_for_better = any(s.rank < sequence.rank for s in scheduled.sequences)
+            law(is_for_better, "a better one goes on when one is preempted")
+
+    def _check_started(self, sequence: Sequence) -> None:
+        """A start or a resume: it has pages, the last known token is computed, and it can go on."""
+        pool = self.scheduler.pool
+        law(sequence.num_scheduled_tokens > 0, "at least one token is computed")
+        if sequence.num_preemptions:
+            num_pages = pool.pages_for(len(sequence.token_ids))
+            law(len(sequence.page_table) >= num_pages, "a resumed one has pages for all its tokens")
+            num_free = len(sequence.page_table) - num_pages + pool.num_available
+            is_last = num_pages >= pool.pages_for(sequence.max_total_tokens - 1)
+            law(is_last or num_free > 0, "a resumed one has a page to go on")
+
+    def _ready_versions(self) -> set[str]:
+        """Those that have a running sequence that needs nothing to run, or that could start one."""
+        pool, running = self.scheduler.pool, self.running
+        ready = {
+            s.version
+            for s in running
+            if s.num_tokens < s.max_total_tokens
+            and s.num_scheduled_tokens < len(s.page_table) * pool.page_size
+        }
+        waiting = [s for s in self.live if s.status is not Status.RUNNING]
+        if waiting and len(running) < self.num_seats:
+            first = min(waiting, key=lambda sequence: sequence.rank)
+            has_room = pool.pages_for(first.max_total_tokens) < pool.num_available
+            in_flight = {flight.scheduled.batch.version for flight in self.flights}
+            if has_room and first.version not in in_flight:
+                ready.add(first.version)
+        return ready
+
+    def _check_turn(self, scheduled: Scheduled, ready: set[str]) -> None:
+        ready.discard(scheduled.batch.version)
+        self.passed = {version: self.passed.get(version, 0) + 1 for version in sorted(ready)}
+        longest = max(self.passed.values(), default=0)
+        law(longest < self.num_versions, "versions take turns")
+
+    def _fail(self, sequences: list[Sequence]) -> None:
+        index, num_refs = self.scheduler.pool.index, self.scheduler.pool._num_refs
+        for sequence in filter(_is_live, sequences):
+            own = [page for page in sequence.page_table if num_refs[page] == 1]
+            self.scheduler.finish(sequence, is_failed=True)
+            left = any(page in index and index.is_leaf(page) for page in own)
+            law(not left, "pages of a failed one leave the index")
+
+
+def _is_live(sequence: Sequence) -> bool:
+    return sequence.status is not Status.FINISHED
