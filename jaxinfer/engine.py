@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,6 +31,7 @@ from jaxinfer.errors import (
     PoolLost,
 )
 from jaxinfer.outputs import EngineStep, RequestOutput, TokenLogprob
+from jaxinfer.request_rules import RequestRules
 from jaxinfer.scheduling.batch import Batch, StepResult
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.scheduling.scheduled import Scheduled
@@ -42,7 +42,6 @@ from jaxinfer.tokenizer import Tokenizer
 
 __all__ = ["Engine", "EngineStep", "RequestOutput", "Runner", "TokenLogprob"]
 
-MAX_PRIORITY = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -100,6 +99,7 @@ class Engine:
         self._runner = runner
         self._scheduler = scheduler
         self._tokenizer = tokenizer
+        self._rules = RequestRules(vocab_size, scheduler.limit, tokenizer is not None)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
         self._random_seed = random_seed
@@ -118,7 +118,11 @@ class Engine:
 
         Raises: InvalidRequest naming the field; ContextLengthExceeded if it can never fit.
         """
-        self._check(request)
+        if request.request_id in self._num_live:
+            raise InvalidRequest(
+                f"request_id {request.request_id!r} is in use; choose another", param="request_id"
+            )
+        self._rules.check(request)
         sampling = request.sampling
         seed = self._random_seed() if sampling.seed is None else sampling.seed
         choices: dict[Sequence, Choice] = {}
@@ -282,42 +286,6 @@ class Engine:
             include_stop_str_in_output=sampling.include_stop_str_in_output,
             min_tokens=sampling.min_tokens,
         )
-
-    def _check(self, request: Request) -> None:
-        """All that can be refused, before anything is queued."""
-        sampling = request.sampling
-        if request.request_id in self._num_live:
-            raise InvalidRequest(
-                f"request_id {request.request_id!r} is in use; choose another", param="request_id"
-            )
-        if abs(request.priority) > MAX_PRIORITY:
-            raise InvalidRequest(
-                f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}; "
-                f"got {request.priority}",
-                param="priority",
-            )
-        if not request.token_ids:
-            raise InvalidRequest("prompt must have at least 1 token; got none", param="prompt")
-        # The length first: it costs nothing, however long the prompt is.
-        self._scheduler.limit.total_tokens(len(request.token_ids), sampling.max_tokens)
-        self._check_ids("prompt", request.token_ids)
-        self._check_ids("stop_token_ids", sampling.stop_token_ids)
-        self._check_ids("logit_bias", tuple(token_id for token_id, _ in sampling.bias_pairs))
-        if sampling.stop and self._tokenizer is None:
-            raise InvalidRequest(
-                "stop strings need a tokenizer; use stop_token_ids here", param="stop"
-            )
-
-    def _check_ids(self, name: str, token_ids: tuple[int, ...]) -> None:
-        try:
-            ids = array("i", token_ids)
-        except (TypeError, OverflowError) as error:
-            raise InvalidRequest(f"{name} must hold token ids: {error}", param=name) from error
-        for token_id in (min(ids, default=0), max(ids, default=0)):
-            if not 0 <= token_id < self.vocab_size:
-                raise InvalidRequest(
-                    f"{name} must hold ids in [0, {self.vocab_size}); got {token_id}", param=name
-                )
 
 
 def _logprobs(choice: Choice, result: StepResult, row: int) -> tuple[TokenLogprob, ...]:

@@ -22,7 +22,7 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
         "rollout": "rollout",
         "build": "build",
     },
-    {"engine": "engine choice outputs", "runtime": "runtime"},
+    {"engine": "engine choice outputs request_rules", "runtime": "runtime"},
     {
         "models": "models",
         "scheduling": "scheduling",
