@@ -74,7 +74,7 @@ def lab(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     return Lab(subject, PROBES)
 
 
-@pytest.mark.parametrize(("circumstance", "each"), all_cases())
+@pytest.mark.parametrize(("circumstance", "each"), list(all_cases()))
 def test_it_changes_no_bit(lab: Lab, circumstance: Circumstance, each: Probe) -> None:
     case = lab.check(circumstance, each)
     assert case.wrong is None, str(case)

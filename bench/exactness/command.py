@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, TextIO
 
 from bench.exactness import constraints
@@ -23,7 +24,7 @@ from bench.exactness.suite import circumstances
 from bench.exactness.tally import HEADER, Tally, row, tallies, total
 from bench.machine import describe, read_clocks
 from bench.results import Result, repeat
-from bench.table import block, footer, header
+from bench.table import WIDTH, block, footer, header
 from checkpoints.errors import CheckpointError
 from jaxinfer import EngineConfig, JaxInferError
 from jaxinfer.build import DEFAULT_CACHE, build
@@ -152,7 +153,8 @@ def costs(settings: Settings, report: Report) -> None:
     report.head_of_costs()
     report.add(result, block(result))
     report.say(footer([result]))
-    report.say(constraints.explain(model.decoder, inexact))
+    for line in constraints.explain(model.decoder, inexact):
+        report.say(wrap(line, WIDTH, subsequent_indent="    "))
 
 
 def run(settings: Settings, found: Iterator[Tally], report: Report) -> int:

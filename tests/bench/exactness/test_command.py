@@ -11,6 +11,7 @@ import pytest
 
 from bench.exactness.command import Report, Settings, main, parse, run
 from bench.exactness.tally import Tally
+from bench.table import WIDTH
 from tests.tiny import write_checkpoint
 from tests.tiny_llm import shared_cache
 
@@ -119,6 +120,7 @@ def test_a_tiny_model_from_end_to_end(
     assert counts["after a restart"] == 2
     assert "decode step of exactly 1 row, ms" in text
     assert "rows: a step of 8 rows" in text
+    assert max(map(len, text.splitlines()[3:])) <= WIDTH
 
 
 def test_a_model_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
