@@ -316,17 +316,18 @@ class Scheduler:
 
         One whose next page is being computed, in this very step or in one under way, is held back,
         to find it in the prefix index. That can not go on for ever: each time, one more of its
-        pages is computed. So is one that was preempted with a token on its way.
+        pages is computed. One that was preempted with a token on its way lets nobody past until the
+        token is read: a worse one would take the pages that it resumes on.
         """
         pool, held = self.pool, list[Sequence]()
         while draft.budget > 0 and len(held) < MAX_HELD and self._may_start():
             sequence = self._waiting.first()
-            if sequence.version != draft.version:
+            if sequence.version != draft.version or sequence.is_awaited:
                 break
-            pages = [] if sequence.is_awaited else pool.match(sequence)
+            pages = pool.match(sequence)
             digest = pool.next_digest(sequence, len(pages))
             is_filled = digest in draft.filling or self._under_way.is_filling(digest)
-            if sequence.is_awaited or is_filled:
+            if is_filled:
                 self._waiting.remove(sequence)
                 held.append(sequence)
             elif not self._start(sequence, pages, draft, now):

@@ -34,8 +34,8 @@ class VersionTurns:
     def order(self, waiting: str | None) -> list[str]:
         """Versions to try, the one whose last turn is longest ago first.
 
-        One that comes anew gets in line behind those that are there, so that none of them can be
-        overtaken for ever.
+        One that comes anew overtakes only the one that had the very last turn, so that none of
+        those that are there can be overtaken for ever.
 
         Args:
             waiting: the version of the sequence that would start next, if there is a seat for it.
@@ -43,8 +43,8 @@ class VersionTurns:
         versions = list(self.num_running)
         if waiting is not None and waiting not in self.num_running:
             versions.append(waiting)
-        last_turn, now = self._last_turn, self._num_turns
-        self._last_turn = {version: last_turn.get(version, now) for version in versions}
+        last_turn, before_last = self._last_turn, self._num_turns - 1
+        self._last_turn = {version: last_turn.get(version, before_last) for version in versions}
         return sorted(versions, key=self._last_turn.__getitem__)
 
     def take(self, version: str) -> None:

@@ -32,7 +32,7 @@ def state_key(world: World) -> int:
     live = sorted(world.live, key=lambda s: s.rank)
     by_deadline = [s for s in live if s.request.deadline_s is not None]
     turns = scheduler._turns
-    last_turns = sorted({*turns._last_turn.values(), turns._num_turns})
+    last_turns = sorted({*turns._last_turn.values(), turns._num_turns, turns._num_turns - 1})
     return hash(
         (
             tuple(world.sequences),
@@ -48,7 +48,7 @@ def state_key(world: World) -> int:
             _lasting_key(scheduler, named),
             tuple(turns.num_running),
             tuple([(v, last_turns.index(turn)) for v, turn in turns._last_turn.items()]),
-            len(last_turns),
+            last_turns.index(turns._num_turns),
         )
     )
 

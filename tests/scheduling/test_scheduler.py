@@ -185,8 +185,8 @@ def test_the_first_of_a_new_version_does_not_share_a_step_with_the_old_one():
     world.step()
     new = world.submit(prompt(1, 3), version="v2")
     steps = [world.step() for _ in range(4)]
-    assert [step.batch.version for step in steps] == ["v1", "v2", "v1", "v2"]
-    assert [step.sequences for step in steps] == [[old], [new], [old], [new]]
+    assert [step.batch.version for step in steps] == ["v2", "v1", "v2", "v1"]
+    assert [step.sequences for step in steps] == [[new], [old], [new], [old]]
 
 
 def test_short_requests_of_new_versions_do_not_keep_an_old_one_from_its_turn():

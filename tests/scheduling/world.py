@@ -167,9 +167,12 @@ class World:
 
     def _scheduled(self) -> Scheduled | None:
         before, ready = self.running, self._ready_versions()
+        num_before = [s.num_preemptions for s in before]
         starters = {s: s.num_preemptions for s in self.live if s.status is not Status.RUNNING}
         scheduled = self.scheduler.schedule(self.now)
-        preempted = [s for s in before if s.status is Status.PREEMPTED]
+        preempted = [s for s, n in zip(before, num_before, strict=True) if s.num_preemptions > n]
+        waits = all(s.status is Status.PREEMPTED for s in preempted)
+        law(waits, "what is preempted does not resume in the same step")
         self.num_preemptions += len(preempted)
         if scheduled is None:
             law(not preempted, "nothing is preempted for nothing")
