@@ -69,17 +69,26 @@ def busy_seconds(proc: Path) -> float | None:
     return (sum(ticks) - ticks[IDLE] - ticks[IOWAIT]) / os.sysconf("SC_CLK_TCK")
 
 
-def peak_memory_bytes(proc: Path = PROC) -> int | None:
-    """The most memory that this process has had resident so far.
+def peak_memory_bytes(process: Path = PROC / "self") -> int | None:
+    """The most memory that a process has had resident so far.
 
     VmHWM, and not getrusage, which begins with the peak of whoever started the process.
     """
     try:
-        status = (proc / "self" / "status").read_text()
+        status = (process / "status").read_text()
     except OSError:
         return None
     found = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
     return None if found is None else int(found[1]) * 1024
+
+
+def cpu_seconds(process: Path = PROC / "self") -> float | None:
+    """CPU time of a process and of its children that have ended; None without such a file."""
+    try:
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
 
 def device_peak_bytes() -> int | None:

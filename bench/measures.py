@@ -68,11 +68,13 @@ class Measures:
                 yield Result.of(name, workload.title, repetitions, self._num_reps)
 
     def memory(self) -> Result:
-        """Peaks so far, beside the plan; so it comes after the workloads."""
-        plan = self._llm.plan
-        figures = memory_figures(
-            plan.weights_bytes, plan.pool_bytes, peak_memory_bytes(), device_peak_bytes()
-        )
+        """Peaks so far, beside the plan; so it comes after the workloads.
+
+        And what was compiled by then: after the start, nothing.
+        """
+        plan = self._llm.plan.by_kind()
+        figures = memory_figures(plan, peak_memory_bytes(), device_peak_bytes())
+        figures["serving_compiles"] = self._llm.compile_events()["serving"]
         span = Span.between(self._start, self._clocks())
         return Result.of("memory", "peak, from loading to here", [Repetition(figures, span)], 1)
 
@@ -106,17 +108,19 @@ def runner_of(llm: LLM) -> Run:
     return run
 
 
-def memory_figures(weights: int, pool: int, peak: int | None, device_peak: int | None) -> Figures:
-    """In bytes; what the system does not tell is left out.
+def memory_figures(plan: Mapping[str, int], peak: int | None, device_peak: int | None) -> Figures:
+    """In bytes, and a ratio; what the system does not tell is left out.
 
-    The plan is for the device if it has memory of its own, else for this process.
+    The plan is for the device if it has memory of its own, else for this process, of which it
+    counts what was there before the model (`process`).
     """
+    own, planned = plan.get("process", 0), sum(plan.values())
     planned_for = peak if device_peak is None else device_peak
-    figures: dict[str, int | None] = {
+    figures: dict[str, float | None] = {
         "peak_bytes": peak,
         "device_peak_bytes": device_peak,
-        "weights_bytes": weights,
-        "pool_bytes": pool,
-        "over_plan_bytes": None if planned_for is None else planned_for - weights - pool,
+        **{f"{kind}_bytes": size for kind, size in plan.items()},
+        "over_plan_bytes": None if planned_for is None else planned_for - planned,
+        "peak_over_plan": None if planned_for is None else (planned_for - own) / (planned - own),
     }
     return {name: value for name, value in figures.items() if value is not None}

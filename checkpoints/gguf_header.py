@@ -36,6 +36,7 @@ SCALARS: dict[int, np.dtype] = {
     12: np.dtype("<f8"),
 }
 STRING, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")  # of a string, before its bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class _Walk:
         if kind == STRING:
             if count > MAX_STRINGS:
                 raise self._error(f"at most {MAX_STRINGS} strings in {key!r}", str(count))
-            return [self._string(key) for _ in range(count)]
+            return self._quick_strings(count) or [self._string(key) for _ in range(count)]
         dtype = self._scalar(key, kind)
         return np.frombuffer(self._take(count * dtype.itemsize, key), dtype).copy()
 
@@ -168,6 +169,22 @@ class _Walk:
                 f"a file of {self._size} bytes",
             )
         return GGUFTensor(name, shape, block_type, start, nbytes)
+
+    def _quick_strings(self, count: int) -> list[str] | None:
+        """The next strings in a tight loop: a vocabulary has 100,000. None if any is not right."""
+        data, at, size, strings = self._data, self._at, self._size, list[str]()
+        try:
+            for _ in range(count):
+                (length,) = LENGTH.unpack_from(data, at)
+                end = at + LENGTH.size + length
+                if end > size:
+                    return None
+                strings.append(str(data[at + LENGTH.size : end], "utf-8"))
+                at = end
+        except (struct.error, UnicodeDecodeError):
+            return None
+        self._at = at
+        return strings
 
     def _string(self, what: str) -> str:
         raw = self._take(self._unpack("<Q", what), what)

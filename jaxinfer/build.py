@@ -11,37 +11,39 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import gt
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import jax
-from tqdm import tqdm
 
 from checkpoints.checkpoint import Checkpoint, open_checkpoint
 from checkpoints.errors import CheckpointError
 from checkpoints.resolve import resolve
 from jaxinfer.chat_template import ChatTemplate
-from jaxinfer.config import EngineConfig, ModelSource
-from jaxinfer.engine import Engine
+from jaxinfer.config import EngineConfig, ModelSource, SchedulerConfig
+from jaxinfer.engine import Engine, Runner
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import Decoder, decoder_for
-from jaxinfer.runtime.aot import Program, Programs, make_ready
-from jaxinfer.runtime.kv_cache import make_pages
-from jaxinfer.runtime.memory_plan import MemoryPlan, default_dtype, plan_memory
-from jaxinfer.runtime.program_cache import ProgramCache, program_key
-from jaxinfer.runtime.program_list import ProgramList
+from jaxinfer.runtime.aot import Programs
+from jaxinfer.runtime.compile_counter import CompileCounter
+from jaxinfer.runtime.kv_cache import KVPages
+from jaxinfer.runtime.memory_budget import read_budget
+from jaxinfer.runtime.memory_plan import MemoryPlan, default_dtype
+from jaxinfer.runtime.program_set import ProgramSet, prepare
 from jaxinfer.runtime.runner import ModelRunner
 from jaxinfer.runtime.scorer import Scorer
-from jaxinfer.runtime.steps import Params, Steps
+from jaxinfer.runtime.steps import Params
+from jaxinfer.runtime.together import Together
 from jaxinfer.runtime.weights import load_weights
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.tokenizer import Tokenizer
-from pallas_kernels.backend import resolve_backend
 
 DEFAULT_CACHE = Path(".cache") / "jaxinfer"  # in the user's home
+PROGRAMS = "programs"  # in the cache folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,47 @@ class Built:
     version: str  # content hash of the weights
     generation_config: dict[str, Any]  # the checkpoint's defaults, Hugging Face keys
     plan: MemoryPlan
+    compile_counter: CompileCounter
     summary: dict[str, Any]  # what was planned and how long it took, for people
+
+    def compile_events(self) -> dict[str, int]:
+        """XLA compilations of this process so far: `startup` and `serving`, which stays 0."""
+        return self.compile_counter.by_phase()
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """The plan's parts: weights, programs, kv_pool; on a CPU also the process itself."""
+        return self.plan.by_kind()
+
+    def another_engine(
+        self, scheduler: SchedulerConfig, pool: PagePool, *, runner: Runner | None = None
+    ) -> Engine:
+        """An engine with other limits over these programs, weights and pages.
+
+        All engines of a model write to the same pages: one at a time may have work.
+
+        Args:
+            scheduler: within the buckets, with max_model_len resolved.
+            pool: of as many pages as the plan's or fewer, of its page size.
+            runner: that stands before this one's, e.g. to watch it.
+        Raises: ConfigError if the programs were not made for it.
+        """
+        limits = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, pool.num_pages
+        most = self.buckets.max_rows, self.buckets.max_tokens, self.plan.num_pages
+        if pool.page_size != self.plan.page_size or any(map(gt, limits, most)):
+            raise ConfigError(
+                f"the programs are for at most {most} sequences, tokens of a step and pages of "
+                f"{self.plan.page_size} tokens; got {limits}, pages of {pool.page_size}"
+            )
+        return Engine(
+            runner=runner or self.runner,
+            scheduler=Scheduler(scheduler, pool, self.buckets),
+            tokenizer=self.tokenizer,
+            version=self.version,
+            vocab_size=self.engine.vocab_size,
+            eos_token_ids=self.tokenizer.eos_token_ids,
+            random_seed=_seed_source(None),
+        )
 
 
 def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phase: None) -> Built:
@@ -68,8 +110,9 @@ def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phas
         on_progress: told each phase as it begins.
     Raises: CheckpointError for files that do not fit, ConfigError for settings that cannot work.
     """
+    counter = CompileCounter()
     phases = _Phases(on_progress)
-    cache_dir = Path(config.cache_dir or Path.home() / DEFAULT_CACHE).expanduser()
+    cache_dir = _cache_dir(config)
     with phases("find model"):
         checkpoint = _open(config, cache_dir)
     try:
@@ -78,13 +121,28 @@ def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phas
         with _faults_of(checkpoint.path):
             decoder = decoder_for(checkpoint.config, dtype=dtype)
             tokenizer = _tokenizer(checkpoint, template)
-        plan = plan_memory(config, decoder)
-        with phases("load weights"):
-            params = load_weights(checkpoint, decoder, show_progress=config.show_progress)
-            jax.block_until_ready(params)
+        budget = read_budget(config.memory_utilization)  # before there are weights
+        on_progress("load weights and compile")
+        both = Together()
+
+        def ready_pool() -> tuple[ProgramSet, KVPages]:
+            with phases.timed("compile"):
+                programs = cache_dir / PROGRAMS
+                found = prepare(config, decoder, budget, programs, on_ready=both.check)
+            with phases.timed("allocate KV pool"):
+                return found, jax.block_until_ready(found.make_pages())
+
+        def loaded() -> Params:
+            with phases.timed("load weights"):
+                params = load_weights(
+                    checkpoint, decoder, on_tensor=both.check, show_progress=config.show_progress
+                )
+                return jax.block_until_ready(params)
+
+        (found, pages), params = both.run(ready_pool, loaded)
     finally:
         checkpoint.close()
-    return _assemble(config, checkpoint, tokenizer, decoder, plan, params, cache_dir, phases)
+    return _assemble(config, checkpoint, tokenizer, decoder, found, pages, params, phases, counter)
 
 
 def _assemble(
@@ -92,41 +150,15 @@ def _assemble(
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
     decoder: Decoder,
-    plan: MemoryPlan,
+    found: ProgramSet,
+    pages: KVPages,
     params: Params,
-    cache_dir: Path,
     phases: _Phases,
+    counter: CompileCounter,
 ) -> Built:
-    buckets = Buckets.for_limits(
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_model_len=plan.max_model_len,
-        page_size=plan.page_size,
-    )
-    backend = resolve_backend(config.kernel_backend)
-    steps = Steps(decoder, max_rows=buckets.max_rows, backend=backend)
-    is_fused = _is_fused(config.step_programs)
-    program_list = ProgramList(
-        decoder,
-        steps,
-        buckets,
-        num_pages=plan.num_pages,
-        page_size=plan.page_size,
-        is_fused=is_fused,
-    )
-    key = program_key((decoder.config, decoder.dtype, plan, buckets, backend))
-    cache = ProgramCache(cache_dir / "programs", key)
-    with phases("compile"):
-        programs = _make_ready(program_list.serving(), cache, config.show_progress)
-    with phases("allocate KV pool"):
-        pages = make_pages(
-            decoder.config,
-            num_pages=plan.num_pages,
-            page_size=plan.page_size,
-            dtype=decoder.dtype,
-        )
+    plan, buckets = found.plan, found.buckets
     params_by_version = {checkpoint.version: params}
-    runner = ModelRunner(params_by_version, pages, programs, num_seats=buckets.max_rows)
+    runner = ModelRunner(params_by_version, pages, found.programs, num_seats=buckets.max_rows)
     pool = PagePool(plan.num_pages, plan.page_size, config.cache.enable_prefix_caching)
     engine = Engine(
         runner=runner,
@@ -144,8 +176,9 @@ def _assemble(
         version=checkpoint.version,
         max_model_len=plan.max_model_len,
         vocab_size=decoder.config.vocab_size,
-        programs=lambda tokens: make_ready(program_list.score(tokens), cache),
+        programs=found.score,
     )
+    counter.mark_ready()
     return Built(
         engine=engine,
         runner=runner,
@@ -157,12 +190,41 @@ def _assemble(
         version=checkpoint.version,
         generation_config=checkpoint.generation_config,
         plan=plan,
-        summary=_summary(plan, programs, phases.seconds),
+        compile_counter=counter,
+        summary=_summary(plan, found.programs, phases.seconds),
     )
 
 
+def compile_ahead(
+    config: EngineConfig, on_progress: Callable[[str], None] = lambda phase: None
+) -> dict[str, Any]:
+    """Fills the cache with every program that `build` of the same configuration loads.
+
+    Reads no weights and allocates no KV pool, so it may run where there is no room for them.
+
+    Returns: what was done, for people.
+    Raises: as `build`.
+    """
+    phases = _Phases(on_progress)
+    cache_dir = _cache_dir(config)
+    with phases("find model"):
+        checkpoint = _open(config, cache_dir)
+    checkpoint.close()
+    with _faults_of(checkpoint.path):
+        decoder = decoder_for(checkpoint.config, dtype=default_dtype(config.source.dtype))
+    budget = read_budget(config.memory_utilization).elsewhere()
+    with phases("compile"):
+        found = prepare(config, decoder, budget, cache_dir / PROGRAMS)
+    cache = found.cache
+    return {
+        "programs": _origin(found.programs),
+        "folder": f"{cache.folder} ({cache.num_bytes() / (1 << 20):,.1f} MiB)",
+        "seconds": phases.seconds,
+    }
+
+
 class _Phases:
-    """Announces the phases of a build and times them."""
+    """Announces the phases of a build and times them; some pass side by side."""
 
     def __init__(self, on_progress: Callable[[str], None]):
         self._on_progress = on_progress
@@ -171,9 +233,18 @@ class _Phases:
     @contextmanager
     def __call__(self, name: str) -> Generator[None]:
         self._on_progress(name)
+        with self.timed(name):
+            yield
+
+    @contextmanager
+    def timed(self, name: str) -> Generator[None]:
         started = time.monotonic()
         yield
         self.seconds[name] = time.monotonic() - started
+
+
+def _cache_dir(config: EngineConfig) -> Path:
+    return Path(config.cache_dir or Path.home() / DEFAULT_CACHE).expanduser()
 
 
 def _open(config: EngineConfig, cache_dir: Path) -> Checkpoint:
@@ -220,25 +291,6 @@ def _tokenizer(checkpoint: Checkpoint, template: str | None) -> Tokenizer:
     )
 
 
-def _is_fused(step_programs: str) -> bool:
-    """`auto`: one launch per step on a GPU; on a CPU, programs that compile and load quickly."""
-    if step_programs == "auto":
-        return jax.default_backend() == "gpu"
-    return step_programs == "fused"
-
-
-def _make_ready(programs: list[Program], cache: ProgramCache, show_progress: bool) -> Programs:
-    with tqdm(
-        total=len(programs), desc="compiling", disable=None if show_progress else True
-    ) as bar:
-
-        def on_ready(name: str) -> None:
-            bar.set_description_str(f"compiling {name}")
-            bar.update()
-
-        return make_ready(programs, cache, on_ready=on_ready)
-
-
 def _seed_source(seed: int | None) -> Callable[[], int]:
     """64 random bits at each call: from the system, or reproducible from `seed`."""
     if seed is None:
@@ -247,13 +299,15 @@ def _seed_source(seed: int | None) -> Callable[[], int]:
     return lambda: random.getrandbits(64)
 
 
+def _origin(programs: Programs) -> str:
+    return f"{programs.num_loaded} loaded, {programs.num_compiled} compiled"
+
+
 def _summary(plan: MemoryPlan, programs: Programs, seconds: dict[str, float]) -> dict[str, Any]:
-    mib = 1 << 20
     return {
         "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} CPU cores",
-        "memory": f"weights {plan.weights_bytes / mib:,.0f} MiB + KV pool "
-        f"{plan.pool_bytes / mib:,.0f} MiB ({plan.num_pages} pages of {plan.page_size} tokens)",
-        "programs": f"{programs.num_loaded} loaded, {programs.num_compiled} compiled",
+        "memory": plan.line(),
+        "programs": _origin(programs),
         "num_kv_tokens": plan.num_tokens,
         "max_concurrency": plan.num_tokens / plan.max_model_len,
         "max_model_len": plan.max_model_len,

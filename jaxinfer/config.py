@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Literal
 
 from jaxinfer.errors import ConfigError, InvalidRequest
@@ -16,7 +20,11 @@ from jaxinfer.errors import ConfigError, InvalidRequest
 KernelBackend = Literal["auto", "reference"]
 MAX_STOP_STRINGS = 32
 MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIAS = 300
+"""Entries of a logit_bias. The bound is our own: an array on the device has one width, and each row
+of a penalized step carries it (2.4 kB)."""
 GREEDY_TEMPERATURE = 1e-5  # below this the arg-max is taken
+MIN_MEMORY_UTILIZATION = 0.05
 MIN_ROWS = 8
 """Rows of the smallest program. XLA CPU computes a product of 2..7 rows in another order, so the
 bits of a row would depend on its company (ARCHITECTURE, exactness)."""
@@ -35,6 +43,12 @@ class SamplingParams:
     top_p: float = 1.0  # (0, 1]
     top_k: int = 0  # 0 or -1: off
     min_p: float = 0.0  # [0, 1], relative to the likeliest token
+    presence_penalty: float = 0.0  # [-2, 2], off the logit of a token that is in the output
+    frequency_penalty: float = 0.0  # [-2, 2], the same for each time that it is there
+    repetition_penalty: float = 1.0  # > 0; divides positive logits of tokens of prompt and output,
+    # multiplies negative ones; computed as if it were from 1e-6 to 1e6
+    logit_bias: Mapping[int, float] | Mapping[str, float] | tuple[tuple[int, float], ...] = ()
+    # token id -> [-100, 100], added to its logit; at most 300; kept as pairs, in order of the ids
     seed: int | None = None  # None: a fresh one per request
     n: int = 1  # choices; choice i has its own stream of draws
     stop: tuple[str, ...] = ()
@@ -51,6 +65,7 @@ class SamplingParams:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
+        object.__setattr__(self, "logit_bias", _bias_pairs(self.logit_bias))
         self._check_ranges()
         self._check_stops()
 
@@ -62,6 +77,9 @@ class SamplingParams:
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _integer("top_k", self.top_k, 0, None)
         _number("min_p", self.min_p, 0.0, 1.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, None, open_low=True)
         _integer("n", self.n, 1, 16)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**63 - 1)
@@ -86,6 +104,21 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether a draw depends on the tokens before it other than through the model."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+    @property
+    def bias_pairs(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias` as it is kept: (token id, bias), in order of the ids."""
+        assert isinstance(self.logit_bias, tuple), "made into pairs when this was made"
+        return self.logit_bias
+
 
 def _integer(name: str, value: Any, low: int, high: int | None) -> None:
     good = isinstance(value, int) and not isinstance(value, bool)
@@ -94,11 +127,48 @@ def _integer(name: str, value: Any, low: int, high: int | None) -> None:
         raise InvalidRequest(f"{name} must be an integer {bound}; got {value!r}", param=name)
 
 
-def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value > high or value < low or (open_low and value == low):
-        span = f"{'(' if open_low else '['}{low:g}, {high:g}]"
+def _number(
+    name: str, value: Any, low: float, high: float | None, *, open_low: bool = False
+) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    good = good and (isinstance(value, int) or math.isfinite(value))
+    is_high = good and high is not None and value > high
+    if not good or is_high or value < low or (open_low and value == low):
+        span = f"{'(' if open_low else '['}{low:g}, {'inf)' if high is None else f'{high:g}]'}"
         raise InvalidRequest(f"{name} must be a number in {span}; got {value!r}", param=name)
+
+
+def _bias_pairs(bias: Any) -> tuple[tuple[int, float], ...]:
+    """A mapping whose keys may be strings of digits, as JSON has them, or pairs."""
+    items: Iterable[Any] = bias.items() if isinstance(bias, Mapping) else bias
+    try:
+        pairs = sorted(((_bias_token(token), value) for token, value in items), key=itemgetter(0))
+    except (TypeError, ValueError):
+        raise InvalidRequest(
+            f"logit_bias must map token ids to numbers; got {bias!r}", param="logit_bias"
+        ) from None
+    if len(pairs) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(
+            f"logit_bias has {len(pairs)} entries; at most {MAX_LOGIT_BIAS} are allowed",
+            param="logit_bias",
+        )
+    for _, value in pairs:
+        _number("logit_bias", value, -100.0, 100.0)
+    for (token, _), (following, _) in pairwise(pairs):
+        if token == following:
+            raise InvalidRequest(f"logit_bias names token {token} twice", param="logit_bias")
+    return tuple(pairs)
+
+
+def _bias_token(token: Any) -> int:
+    if isinstance(token, str) and re.fullmatch(r"[0-9]{1,18}", token, re.ASCII):
+        return int(token)
+    if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
+        return token
+    raise InvalidRequest(
+        f'logit_bias must have token ids as its keys, such as "42"; got {token!r}',
+        param="logit_bias",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +230,10 @@ class EngineConfig:
     show_progress: bool = True
 
     def __post_init__(self) -> None:
-        if not 0.05 <= self.memory_utilization <= 1.0:
+        if not MIN_MEMORY_UTILIZATION <= self.memory_utilization <= 1.0:
             raise ConfigError(
-                f"memory_utilization must be in [0.05, 1]; got {self.memory_utilization}"
+                f"memory_utilization must be in [{MIN_MEMORY_UTILIZATION:g}, 1]; "
+                f"got {self.memory_utilization}"
             )
 
 

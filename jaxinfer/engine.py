@@ -302,6 +302,7 @@ class Engine:
         self._scheduler.limit.total_tokens(len(request.token_ids), sampling.max_tokens)
         self._check_ids("prompt", request.token_ids)
         self._check_ids("stop_token_ids", sampling.stop_token_ids)
+        self._check_ids("logit_bias", tuple(token_id for token_id, _ in sampling.bias_pairs))
         if sampling.stop and self._tokenizer is None:
             raise InvalidRequest(
                 "stop strings need a tokenizer; use stop_token_ids here", param="stop"

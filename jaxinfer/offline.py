@@ -95,8 +95,15 @@ class LLM:
 
     @property
     def plan(self) -> MemoryPlan:
-        """What of the device's memory the weights and the KV pool take, and what the pool holds."""
+        """What weights, programs and KV pool take of the memory, and what the pool holds."""
         return self._built.plan
+
+    def compile_events(self) -> dict[str, int]:
+        """XLA compilations of this process: of its `startup`, and since then (`serving`: 0).
+
+        Only the first `score` compiles a program, and what else in the process uses JAX.
+        """
+        return self._built.compile_events()
 
     def generate(
         self,

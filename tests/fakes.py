@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxinfer.config import SchedulerConfig
+from jaxinfer.config import SamplingParams, SchedulerConfig
 from jaxinfer.engine import Engine, RequestOutput, TokenLogprob
 from jaxinfer.errors import EngineFailure, JaxInferError
-from jaxinfer.scheduling.batch import Batch, StepResult
+from jaxinfer.scheduling.batch import Batch, PenaltyBatch, StepResult
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool, page_digest
 from jaxinfer.scheduling.request import FinishReason, Request
@@ -52,7 +52,9 @@ class FakeRunner:
     context is read back from there. A wrong, stale or uncomputed page therefore gives another
     token, and an entry in `faults`. Each batch is checked as a device cannot (`batch_faults`).
 
-    With temperature > 0 a row's seed and position are added to the token.
+    With temperature > 0 a row's seed and position are added to the token. So is what its penalties
+    and logit bias make of the tokens that they count (`shift_by_penalties`), which must be those of
+    its context.
 
     Args:
         scripts: prompt -> the tokens that come after it, in place of the formula, while they last.
@@ -109,7 +111,7 @@ class FakeRunner:
             is_poisoned = not self.poison.isdisjoint(context)
             logprobs[row] = np.nan if is_poisoned else -0.5 - token_ids[row] / 1024
             self._newest[int(sampling.seats[row])] = int(token_ids[row])
-        if sampling.variant != "full":
+        if sampling.variant not in ("full", "penalized"):
             return StepResult(token_ids, logprobs, None, None)
         places = np.arange(NUM_TOP)
         top_ids = ((token_ids[:, None] + places) % VOCAB_SIZE).astype(np.int32)
@@ -165,7 +167,41 @@ class FakeRunner:
         if sampling.temperature[row] > 0:
             low, high = (int(half) for half in sampling.seeds[row])
             token_id += (low ^ high) * (2 * int(sampling.positions[row]) + 1) % 8191
+        if sampling.penalties is not None:
+            token_id += self._shift(context, sampling.penalties, row)
         return token_id % VOCAB_SIZE
+
+    def _shift(self, context: list[int], penalties: PenaltyBatch, row: int) -> int:
+        known = penalties.history[row, : int(penalties.num_known[row])].tolist()
+        seat = int(penalties.from_seat[row])
+        if seat >= 0:
+            known.append(self._newest.get(seat, -1))
+        if known and known != context:
+            self.faults.append(f"penalties count {known} where the context is {context}")
+        pairs = zip(penalties.bias_ids[row].tolist(), penalties.bias[row].tolist(), strict=True)
+        return shift_by_penalties(
+            known,
+            int(penalties.num_prompt[row]),
+            SamplingParams(
+                presence_penalty=float(penalties.presence[row]),
+                frequency_penalty=float(penalties.frequency[row]),
+                repetition_penalty=float(penalties.repetition[row]),
+                logit_bias=tuple((token_id, bias) for token_id, bias in pairs if token_id >= 0),
+            ),
+        )
+
+
+def shift_by_penalties(
+    token_ids: Sequence[int], num_prompt_tokens: int, sampling: SamplingParams
+) -> int:
+    """What the fake model adds to a token: every parameter and every token counted matters."""
+    output = token_ids[num_prompt_tokens:]
+    shift = 8 * sampling.presence_penalty * len(set(output))
+    shift += 16 * sampling.frequency_penalty * (len(output) + sum(output))
+    if sampling.repetition_penalty != 1.0:
+        shift += 8 * sampling.repetition_penalty * (len(set(token_ids)) + sum(token_ids))
+    shift += sum(token_id * bias for token_id, bias in sampling.bias_pairs)
+    return round(shift)
 
 
 def batch_faults(batch: Batch) -> list[str]:
@@ -195,6 +231,7 @@ def batch_faults(batch: Batch) -> list[str]:
     expect((batch.sample_at[num_sampled:] == 0).all(), "padding of sample_at")
     expect(num_sampled <= len(batch.sampling.temperature), "sampling is too short")
     expect((batch.sampling.temperature[num_sampled:] == 0).all(), "padding is not greedy")
+    faults.extend(_penalty_faults(batch))
     if batch.kind == "decode":
         expect(batch.blocks is None, "blocks in a decode step")
         expect(num_tokens == batch.num_seqs == num_sampled, "not one token per row")
@@ -203,6 +240,31 @@ def batch_faults(batch: Batch) -> list[str]:
     else:
         faults.extend(_block_faults(batch))
     return faults
+
+
+def _penalty_faults(batch: Batch) -> list[str]:
+    sampling, penalties, number = batch.sampling, batch.sampling.penalties, batch.num_sampled
+    if penalties is None:
+        return ["penalized without penalties"] if sampling.variant == "penalized" else []
+    known, prompt, seats = penalties.num_known, penalties.num_prompt, penalties.from_seat
+    integers = (penalties.history, known, prompt, seats, penalties.bias_ids)
+    presence, frequency = penalties.presence, penalties.frequency
+    reals = (penalties.repetition, presence, frequency, penalties.bias)
+    is_counted = (penalties.repetition != 1) | (presence != 0) | (frequency != 0)
+    is_biased = (penalties.bias_ids >= 0).any(axis=1)
+    expected = {
+        "variant": sampling.variant == "penalized",
+        "int32": all(a.dtype == np.int32 for a in integers),
+        "float32": all(a.dtype == np.float32 for a in reals),
+        "rows": all(len(a) == len(sampling.temperature) for a in (*integers, *reals)),
+        "padding": not (is_counted | is_biased)[number:].any(),
+        "use": (is_counted | is_biased).any(),
+        "tokens where they are counted": ((known > 0) == is_counted).all(),
+        "prompt": ((prompt > 0) == is_counted).all() and (prompt <= known).all(),
+        "seat": ((seats == -1) | ((seats == sampling.seats) & is_counted)).all(),
+        "width": known.max() < penalties.history.shape[1] and penalties.history.shape[1] % 128 == 0,
+    }
+    return [f"penalties: {what}" for what, is_good in expected.items() if not is_good]
 
 
 def _block_faults(batch: Batch) -> list[str]:

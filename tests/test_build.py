@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
-import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
-import numpy as np
 import pytest
 
 from checkpoints.errors import CheckpointError
-from jaxinfer.build import build
-from jaxinfer.config import EngineConfig, SamplingParams, replace
+from jaxinfer.build import build, compile_ahead
+from jaxinfer.config import EngineConfig, replace
 from jaxinfer.errors import ConfigError, JaxInferError
 from jaxinfer.offline import LLM
-from jaxinfer.runtime.aot import CompileCounter
+from jaxinfer.runtime import program_set
+from jaxinfer.runtime.aot import Program
+from jaxinfer.runtime.compile_counter import CompileCounter
+from jaxinfer.runtime.memory_budget import MemoryBudget
+from jaxinfer.runtime.program_cache import ProgramCache
+from jaxinfer.runtime.program_list import ProgramList
 from tests.checkpoints.conftest import (
     as_vocabulary,
     make_model,
@@ -25,11 +32,11 @@ from tests.checkpoints.conftest import (
     write_gguf,
 )
 from tests.tiny import tiny_engine_config, write_checkpoint
-from tests.tiny_llm import SMALL, pages_used, shared_cache, tiny_llm
+from tests.tiny_llm import SMALL, shared_cache, tiny_llm
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
 PROMPTS = [[5, 6, 7], [9] * 20, list(range(40))]
-NUM_SMALL = 3 + 3 + 3  # begin, layer, end of a prefill and a decode step; three samplers
+NUM_SMALL = 3 + 3 + 4 + 1  # begin, layer, end of a prefill and a decode step; samplers; the pool
 
 
 @pytest.fixture(scope="module")
@@ -56,49 +63,6 @@ def greedy(llm: LLM) -> list[list[int]]:
     return [g.token_ids for g in llm.generate(PROMPTS, **GREEDY)]
 
 
-def random_sampling(rng: np.random.Generator) -> SamplingParams:
-    """Every feature is on in some requests and off in others."""
-
-    def maybe(value: Any, default: Any) -> Any:
-        return value if rng.random() < 0.4 else default
-
-    return SamplingParams(
-        max_tokens=int(rng.integers(1, 20)),
-        temperature=float(rng.choice([0.0, 0.7, 1.0, 2.0])),
-        top_k=maybe(int(rng.integers(1, 500)), 0),
-        top_p=maybe(float(rng.uniform(0.1, 1)), 1.0),
-        min_p=maybe(float(rng.uniform(0, 0.5)), 0.0),
-        seed=maybe(int(rng.integers(-(2**63), 2**63 - 1)), None),
-        n=maybe(int(rng.integers(2, 5)), 1),
-        stop=maybe(("a", "the"), ()),
-        stop_token_ids=maybe((3, 4), ()),
-        logprobs=maybe(int(rng.integers(0, 21)), None),
-        ignore_eos=bool(rng.random() < 0.5),
-        skip_special_tokens=bool(rng.random() < 0.5),
-        include_stop_str_in_output=bool(rng.random() < 0.5),
-    )
-
-
-def test_a_day_of_requests_compiles_nothing(llm: LLM, counter: CompileCounter):
-    """100 requests over every feature, alone and together, ended and aborted."""
-    rng = np.random.default_rng(0)
-    left = 100
-    while left:
-        number = min(left, int(rng.choice([1, 3, 8, 9, 20])))
-        prompts = [rng.integers(0, 400, int(rng.integers(1, 150))).tolist() for _ in range(number)]
-        samplings = [random_sampling(rng) for _ in prompts]
-        stream = llm.stream(prompts[0], samplings[0])
-        next(stream)
-        answers = llm.generate(prompts, samplings)
-        stream.close()
-        for sampling, answer in zip(samplings, answers, strict=True):
-            assert len(answer.choices) == sampling.n
-            assert all(choice.token_ids for choice in answer.choices)
-        left -= number
-    assert counter.count == 0
-    assert pages_used(llm) == 0
-
-
 def test_a_second_build_loads_every_program_and_gives_the_same_tokens(
     small: EngineConfig, counter: CompileCounter
 ):
@@ -109,23 +73,7 @@ def test_a_second_build_loads_every_program_and_gives_the_same_tokens(
     assert second._built.summary["programs"] == f"{NUM_SMALL} loaded, 0 compiled"
     assert greedy(second) == tokens
     assert counter.count == compiled
-
-
-def test_a_damaged_cache_is_compiled_again_and_gives_the_same_tokens(
-    small: EngineConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    tokens = greedy(LLM(config=small))
-    assert small.cache_dir is not None
-    shutil.copytree(small.cache_dir, tmp_path / "cache")
-    damaged: list[Path] = []
-    for folder in (tmp_path / "cache" / "programs").iterdir():
-        damaged += sorted(folder.glob("sample*.bin"))[:2]
-    for file in damaged:
-        file.write_bytes(file.read_bytes()[:-1])
-    again = LLM(config=replace(small, cache_dir=str(tmp_path / "cache")))
-    assert again._built.summary["programs"] == f"{NUM_SMALL - 2} loaded, 2 compiled"
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-    assert greedy(again) == tokens
+    assert second.compile_events() == {"startup": 0, "serving": 0}
 
 
 def test_fused_steps_say_the_same(small: EngineConfig):
@@ -133,7 +81,7 @@ def test_fused_steps_say_the_same(small: EngineConfig):
     assert fused._built.runner._programs.by_name.keys() == {
         "prefill tokens=16 step",
         "decode rows=8 step",
-        *(f"sample rows=8 {variant}" for variant in ("greedy", "plain", "full")),
+        *(f"sample rows=8 {variant}" for variant in ("greedy", "plain", "full", "penalized")),
     }
     assert greedy(fused) == greedy(LLM(config=small))
 
@@ -145,13 +93,20 @@ def test_other_buckets_of_the_same_model_say_the_same(small: EngineConfig, llm: 
 def test_what_was_built_is_told(small: EngineConfig):
     phases: list[str] = []
     built = build(small, phases.append)
-    assert phases == ["find model", "load weights", "compile", "allocate KV pool"]
-    assert list(built.summary["seconds"]) == phases
+    assert phases == ["find model", "load weights and compile"]
+    assert sorted(built.summary["seconds"]) == [
+        "allocate KV pool",
+        "compile",
+        "find model",
+        "load weights",
+    ]
     assert built.model_name == small.source.model
     assert built.max_model_len == built.plan.max_model_len == 640
     assert built.summary["num_kv_tokens"] == 80 * 16
     assert built.summary["max_concurrency"] == 2.0
-    assert "KV pool 1 MiB (80 pages of 16 tokens)" in built.summary["memory"]
+    assert "KV pool 1 MiB (80 pages of 16 tokens) = " in built.summary["memory"]
+    assert built.memory_bytes["kv_pool"] == 80 * 16 * 512
+    assert {"weights", "programs", "kv_pool"} <= built.memory_bytes.keys()
     assert built.engine.version == built.version
     assert built.engine.vocab_size == built.tokenizer.vocab_size
 
@@ -205,6 +160,101 @@ def test_a_model_that_is_not_supported_is_refused_before_its_weights_are_read(tm
     assert phases == ["find model"]
 
 
+def test_memory_that_is_not_there_is_refused_before_the_pool_is_allocated(
+    small: EngineConfig, monkeypatch: pytest.MonkeyPatch
+):
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("allocated")
+
+    monkeypatch.setattr(program_set, "make_pages", never)
+    monkeypatch.setattr("jaxinfer.build.read_budget", lambda share: MemoryBudget(2**20, 0, None))
+    with pytest.raises(ConfigError, match="bytes are planned, but there are 1048576"):
+        build(small)
+
+
+def test_it_is_not_ready_before_the_last_program_is(
+    small: EngineConfig, monkeypatch: pytest.MonkeyPatch
+):
+    built, load, may_load = Event(), ProgramCache.load, Event()
+
+    def wait_for_one(cache: ProgramCache, name: str) -> Any:
+        if name == "sample rows=8 plain":
+            assert may_load.wait(60)
+        return load(cache, name)
+
+    monkeypatch.setattr(ProgramCache, "load", wait_for_one)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(build, small)
+        future.add_done_callback(lambda _: built.set())
+        assert not built.wait(1)
+        may_load.set()
+        names = future.result(60).runner._programs.by_name.keys()
+    assert len(names) == NUM_SMALL - 1  # the pool's is called once
+
+
+def test_a_program_that_cannot_be_made_ends_the_build(
+    small: EngineConfig, monkeypatch: pytest.MonkeyPatch
+):
+    listed = ProgramList.serving
+
+    def one_more(self: ProgramList) -> list[Program]:
+        def broken() -> Any:
+            raise TypeError("no such shape")
+
+        return [*listed(self), Program("broken rows=8 step", broken)]
+
+    monkeypatch.setattr(ProgramList, "serving", one_more)
+    with pytest.raises(TypeError, match="no such shape"):
+        build(small)
+
+
+def test_compiling_ahead_is_all_that_a_later_build_needs(
+    small: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In another process, with flags that say the same, and without a port: the host is nobody."""
+    own = replace(small, cache_dir=str(tmp_path / "cache"), max_model_len=320)
+    flags = {
+        "--cache-dir": own.cache_dir,
+        "--page-size": own.cache.page_size,
+        "--kv-cache-memory": own.cache.kv_cache_bytes,
+        "--max-num-seqs": own.scheduler.max_num_seqs,
+        "--max-num-batched-tokens": own.scheduler.max_num_batched_tokens,
+        "--max-model-len": 320,
+        "--host": "192.0.2.1",
+    }
+    words = [str(word) for flag in flags.items() for word in flag]
+    done = subprocess.run(
+        [sys.executable, "serve.py", own.source.model, "--compile-only", *words],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "cache" / "programs").iterdir()
+    assert len(list(folder.iterdir())) == NUM_SMALL
+    assert f"programs: 0 loaded, {NUM_SMALL} compiled" in done.stderr
+    assert f"folder: {folder} (1." in done.stderr
+    assert "listening" not in done.stderr
+    llm = LLM(config=own)
+    assert llm._built.summary["programs"] == f"{NUM_SMALL} loaded, 0 compiled"
+    assert llm.compile_events() == {"startup": 0, "serving": 0}
+
+
+def test_compiling_ahead_reads_no_weights_and_allocates_no_pool(
+    small: EngineConfig, monkeypatch: pytest.MonkeyPatch
+):
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("weights or pages")
+
+    monkeypatch.setattr("jaxinfer.build.load_weights", never)
+    monkeypatch.setattr(program_set, "make_pages", never)
+    phases: list[str] = []
+    told = compile_ahead(small, phases.append)
+    assert phases == list(told["seconds"]) == ["find model", "compile"]
+    assert told.keys() == {"programs", "folder", "seconds"}
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -238,7 +288,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path):
     config = json.loads((model / "config.json").read_text()) | {"intermediate_size": 96}
     (model / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"has shape \(48, 80\), the model needs \(48, 96\)"):
-        build(tiny_engine_config(model, tmp_path / "cache"))
+        build(tiny_engine_config(model, tmp_path / "cache", **SMALL))
 
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", True), ("qwen2", False)])

@@ -31,6 +31,10 @@ SAMPLING = st.fixed_dictionaries(
         "logprobs": st.sampled_from([None, None, 2]),
         "min_tokens": st.sampled_from([0, 1]),
         "stop": st.sampled_from([(), ("ab",), ("b",)]),
+        "presence_penalty": st.sampled_from([0.0, 0.0, 0.5]),
+        "frequency_penalty": st.sampled_from([0.0, 0.0, -0.25]),
+        "repetition_penalty": st.sampled_from([1.0, 1.0, 1.5]),
+        "logit_bias": st.sampled_from([(), (), {3: 1.0, 90: -2.0}]),
     }
 )
 PROMPT = st.builds(

@@ -38,9 +38,13 @@ class Tampering(FakeRunner):
         return super().dispatch(batch)
 
 
-def answer(runner: FakeRunner, prompt: tuple[int, ...] = tuple(range(20))) -> list[int]:
+def answer(
+    runner: FakeRunner,
+    prompt: tuple[int, ...] = tuple(range(20)),
+    sampling: SamplingParams = GREEDY,
+) -> list[int]:
     engine: Engine = make_engine(runner, eos_token_ids=())
-    return run_all(engine, [Request("r", prompt, GREEDY)])["r", 0].token_ids
+    return run_all(engine, [Request("r", prompt, sampling)])["r", 0].token_ids
 
 
 def changed(array: np.ndarray, place: tuple[int, ...], value: int) -> np.ndarray:
@@ -96,6 +100,59 @@ def test_a_batch_that_was_tampered_with_is_noticed(tamper, at_step):
     runner = Tampering(tamper, at_step)
     answer(runner)
     assert runner.faults
+
+
+def tampered(name: str, place: tuple[int, ...], value: int):
+    """Changes a field of the batch's penalties."""
+
+    def tamper(batch: Batch):
+        penalties = batch.sampling.penalties
+        assert penalties is not None
+        wrong = {name: changed(getattr(penalties, name), place, value)}
+        penalties = dataclasses.replace(penalties, **wrong)
+        return {"sampling": dataclasses.replace(batch.sampling, penalties=penalties)}
+
+    return tamper
+
+
+@pytest.mark.parametrize("at_step", [0, 1, 3])
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        tampered("history", (0, 4), 77),
+        tampered("num_known", (0,), 19),
+        tampered("num_known", (0,), 0),
+        tampered("num_known", (5,), 3),
+        tampered("num_prompt", (0,), 90),
+        tampered("from_seat", (0,), 5),
+        tampered("from_seat", (1,), 0),
+        tampered("presence", (3,), 1),
+        tampered("bias_ids", (4, 0), 1),
+        lambda b: {"sampling": dataclasses.replace(b.sampling, penalties=None)},
+        lambda b: {"sampling": dataclasses.replace(b.sampling, variant="full")},
+    ],
+)
+def test_penalties_that_were_tampered_with_are_noticed(tamper, at_step):
+    runner = Tampering(tamper, at_step)
+    answer(runner, sampling=dataclasses.replace(GREEDY, presence_penalty=0.5))
+    assert runner.faults
+
+
+@pytest.mark.parametrize("at_step", [1, 3])
+def test_a_newest_token_that_is_left_out_or_counted_twice_is_noticed(at_step):
+    for field in (tampered("from_seat", (0,), -1), tampered("num_known", (0,), 20 + at_step)):
+        runner = Tampering(field, at_step)
+        answer(runner, sampling=dataclasses.replace(GREEDY, presence_penalty=0.5))
+        assert runner.faults
+
+
+def test_penalties_add_to_the_token():
+    penalized = dataclasses.replace(GREEDY, presence_penalty=0.5)
+    runner = FakeRunner()
+    tokens, plain = answer(runner, sampling=penalized), greedy_continuation(range(20), 6)
+    assert tokens[0] == plain[0]
+    assert tokens[1] == (plain[1] + 4) % 101
+    assert runner.faults == []
 
 
 def test_a_wrong_page_gives_another_token():

@@ -1,7 +1,8 @@
 """The main job on the default model: the reference's tokens, and exactness.
 
 The reference is transformers in float32, recorded in tests/data/smollm2_greedy.json by
-tests/oracle/make_golden.py. Builds the model once, with the smallest row bucket.
+tests/oracle/make_golden.py. Builds the model once, with the smallest row bucket. Exactness in full
+is tests/test_smollm2_exactness.py, under the slow marker.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.exactness.circumstance import Lab
+from bench.exactness.probes import probe
+from bench.exactness.subject import Subject
+from bench.exactness.suite import circumstances
 from jaxinfer.config import EngineConfig, replace
 from jaxinfer.offline import LLM
-from tests.exactness import Bench
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "smollm2_greedy.json").read_text())
 PROMPTS = {prompt["name"]: prompt for prompt in GOLDEN["prompts"]}
@@ -34,11 +38,6 @@ def llm(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> LLM:
         show_progress=False,
     )
     return LLM(config=config)
-
-
-@pytest.fixture(scope="module")
-def bench(llm: LLM) -> Bench:
-    return Bench(llm._built)
 
 
 @pytest.fixture(scope="module")
@@ -85,36 +84,17 @@ def test_the_capital_of_france_is_paris(llm: LLM) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
-EXACT = ("capital", "german", "spanish", "japanese", "chat-turns", "story")
+@pytest.fixture(scope="module")
+def lab(llm: LLM) -> Lab:
+    return Lab(
+        Subject(llm._built), [probe("spanish", PROMPTS["spanish"]["prompt_ids"], "drawn", 1)]
+    )
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_company_chunks_and_prefix_hits_change_no_bit(bench: Bench, name: str) -> None:
-    """Tokens and logprobs alone, among 7 random neighbours, in chunks of 32 and 512, on a hit."""
-    prompt = PROMPTS[name]["prompt_ids"]
-    request = bench.request(prompt, max_tokens=16, temperature=0.0)
-    want = bench.alone(request)
-    assert bench.alone(request, chunk=32).bits == want.bits
-    engine = bench.engine()
-    rng = np.random.default_rng(len(prompt))
-    mine = bench.again(request)
-    traces = bench.run(engine, bench.neighbours(rng, 3, 200), [mine], bench.neighbours(rng, 4, 100))
-    assert traces[mine.request_id].bits == want.bits
-    hit = bench.again(request)
-    trace = bench.run(engine, [hit])[hit.request_id]
-    assert trace.stats is not None
-    assert trace.stats.num_cached_tokens == (len(prompt) - 1) // bench.page_size * bench.page_size
-    assert trace.bits == want.bits
-
-
-def test_preemption_changes_no_bit(bench: Bench) -> None:
-    prompts = [PROMPTS[name]["prompt_ids"] for name in ("spanish", "japanese")]
-    requests = [
-        bench.request(prompts[0], max_tokens=100, temperature=0.0),
-        bench.request(prompts[1], max_tokens=100, temperature=0.9, seed=1),
-    ]
-    traces = bench.run(bench.engine(num_pages=6), requests)
-    stats = [trace.stats for trace in traces.values() if trace.stats]
-    assert sum(s.num_preemptions for s in stats) >= 1
-    for request in requests:
-        assert traces[request.request_id].bits == bench.alone(request).bits
+@pytest.mark.parametrize(
+    "name", ["7 neighbours", "chunks of 32", "a hit on 1 page", "preempted once"]
+)
+def test_it_changes_no_bit(lab: Lab, name: str) -> None:
+    (circumstance,) = (c for c in circumstances(lab.limits, lab.probes) if c.name == name)
+    case = lab.check(circumstance, *lab.probes)
+    assert case.wrong is None, str(case)

@@ -5,26 +5,27 @@ Nothing here runs while serving; the runner calls finished executables, which ca
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-import jax
 from jax.stages import Compiled, Lowered
 
-from jaxinfer.runtime.program_cache import ProgramCache
+from jaxinfer.runtime.program_cache import Kept, ProgramCache
+from jaxinfer.runtime.program_memory import ProgramMemory
 
-COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """One shape of one step, not compiled yet."""
 
-    name: str  # e.g. "decode rows=8"
+    name: str  # e.g. "decode rows=8 layer"
     lower: Callable[[], Lowered]
 
 
@@ -36,12 +37,21 @@ class Programs:
     num_compiled: int
     num_loaded: int
     seconds: float
+    memory: Mapping[str, ProgramMemory] = field(default_factory=dict[str, ProgramMemory])
 
     def __getitem__(self, name: str) -> Compiled:
         return self.by_name[name]
 
     def get(self, name: str) -> Compiled | None:
         return self.by_name.get(name)
+
+    def without(self, name: str) -> Programs:
+        """These less one, which counts as before."""
+        return dataclasses.replace(
+            self,
+            by_name={n: program for n, program in self.by_name.items() if n != name},
+            memory={n: memory for n, memory in self.memory.items() if n != name},
+        )
 
     def merged(self, other: Programs) -> Programs:
         """These and the other's."""
@@ -50,6 +60,7 @@ class Programs:
             num_compiled=self.num_compiled + other.num_compiled,
             num_loaded=self.num_loaded + other.num_loaded,
             seconds=self.seconds + other.seconds,
+            memory={**self.memory, **other.memory},
         )
 
 
@@ -63,45 +74,66 @@ def make_ready(
 
     Args:
         cache: where executables are kept between starts; None: compile all.
-        on_ready: called with a program's name when it is there, from several threads.
+        on_ready: called with a program's name when it is there, from several threads; what it
+            raises ends the work, and is raised.
     """
     started = time.monotonic()
     compiled: list[str] = []
 
-    def prepare(program: Program) -> Compiled:
-        executable = cache.load(program.name) if cache else None
-        if executable is None:
-            executable = program.lower().compile()
+    def prepare(program: Program) -> Kept:
+        kept = cache.load(program.name) if cache else None
+        if kept is None:
+            kept = _compiled(program, cache)
             compiled.append(program.name)
-            if cache:
-                cache.store(program.name, executable)
         on_ready(program.name)
-        return executable
+        return kept
 
-    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="compile") as pool:
-        executables = list(pool.map(prepare, programs))
+    ready = _at_once(prepare, programs)
     if cache:
         cache.trim()
+    by_name = {p.name: kept for p, kept in zip(programs, ready, strict=True)}
     return Programs(
-        by_name={p.name: e for p, e in zip(programs, executables, strict=True)},
+        by_name={name: kept.executable for name, kept in by_name.items()},
         num_compiled=len(compiled),
         num_loaded=len(programs) - len(compiled),
         seconds=time.monotonic() - started,
+        memory={name: kept.memory for name, kept in by_name.items()},
     )
 
 
-class CompileCounter:
-    """Counts XLA compilations of the whole process from its creation until `close`."""
+def measure(
+    programs: Sequence[Program],
+    cache: ProgramCache | None,
+    *,
+    on_ready: Callable[[str], None] = lambda name: None,
+) -> dict[str, ProgramMemory]:
+    """What programs need, by name: as the cache remembers, else compiled to ask the compiler.
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._lock = threading.Lock()
-        jax.monitoring.register_event_duration_secs_listener(self._on_event)
+    Args: as of `make_ready`.
+    """
 
-    def _on_event(self, event: str, duration_secs: float, **_: object) -> None:
-        if event == COMPILE_EVENT:
-            with self._lock:
-                self.count += 1
+    def ask(program: Program) -> ProgramMemory:
+        memory = cache.memory(program.name) if cache else None
+        if memory is None:
+            memory = _compiled(program, cache).memory
+        on_ready(program.name)
+        return memory
 
-    def close(self) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._on_event)
+    return {p.name: m for p, m in zip(programs, _at_once(ask, programs), strict=True)}
+
+
+def _compiled(program: Program, cache: ProgramCache | None) -> Kept:
+    executable = program.lower().compile()
+    if cache:
+        return Kept(executable, cache.store(program.name, executable))
+    return Kept(executable, ProgramMemory.of(executable))
+
+
+def _at_once(work: Callable[[Program], Result], programs: Sequence[Program]) -> list[Result]:
+    """Results in order. The first error ends the rest, as far as it has not begun."""
+    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="compile") as pool:
+        try:
+            return list(pool.map(work, programs))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

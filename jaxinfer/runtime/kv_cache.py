@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
+from jax.stages import Compiled
 
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.runtime.aot import Program
 from pallas_kernels.backend import Backend
 from pallas_kernels.paged_attention import QueryBlocks, paged_attention, ragged_paged_attention
 
@@ -23,12 +27,30 @@ def page_bytes(config: ModelConfig, *, page_size: int, dtype: jnp.dtype) -> int:
     return config.kv_elements_per_token * page_size * jnp.dtype(dtype).itemsize
 
 
-def make_pages(config: ModelConfig, *, num_pages: int, page_size: int, dtype: jnp.dtype) -> KVPages:
-    """The whole pool, zeroed; donated through every step and never copied."""
+def pages_program(
+    config: ModelConfig, *, num_pages: int, page_size: int, dtype: jnp.dtype
+) -> Program:
+    """What makes one array of the pool: compiled ahead, as all that runs on the device."""
     shape = page_shape(config, num_pages=num_pages, page_size=page_size)
-    return [
-        (jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_hidden_layers)
-    ]
+    return Program("kv_pages", jax.jit(partial(jnp.zeros, shape, dtype)).lower)
+
+
+def make_pages(
+    config: ModelConfig,
+    *,
+    num_pages: int,
+    page_size: int,
+    dtype: jnp.dtype,
+    program: Compiled | None = None,
+) -> KVPages:
+    """The whole pool, zeroed; donated through every step and never copied.
+
+    Args:
+        program: of `pages_program`; without it, one is compiled here.
+    """
+    shape = page_shape(config, num_pages=num_pages, page_size=page_size)
+    make = program or partial(jnp.zeros, shape, dtype)
+    return [(make(), make()) for _ in range(config.num_hidden_layers)]
 
 
 class PagedKV:

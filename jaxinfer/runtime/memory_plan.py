@@ -1,31 +1,38 @@
-"""How much of the device's memory the KV pool gets, decided before anything is allocated."""
+"""What the device's memory is for, decided before the KV pool is allocated: the sum of weights,
+programs and pool against the budget.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.config import CacheConfig, EngineConfig, SchedulerConfig
+from jaxinfer.config import MIN_MEMORY_UTILIZATION, EngineConfig, SchedulerConfig
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.kv_cache import page_bytes
+from jaxinfer.runtime.memory_budget import MemoryBudget
 
 CPU_POOL_BYTES = 1 << 30  # where nothing is asked for: a CPU's memory belongs to others too
-GPU_PROGRAM_BYTES = 2 << 30  # left for the programs' temporaries and the compiler's libraries
+SHARE_DIGITS = 4  # of the utilization that is recommended
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The pool, and the context length that it allows. All sizes in bytes."""
+    """The sum, and what the pool holds. All sizes in bytes."""
 
     weights_bytes: int
+    programs_bytes: int  # code, and activations of the steps in flight
     page_bytes: int  # one page, all layers
     num_pages: int
     page_size: int  # tokens
     max_model_len: int  # tokens of prompt and output
+    fewest_pages: int  # that would do: for one longest sequence, or 1 where the length is open
+    budget: MemoryBudget
 
     @property
     def pool_bytes(self) -> int:
@@ -35,56 +42,144 @@ class MemoryPlan:
     def num_tokens(self) -> int:
         return self.num_pages * self.page_size
 
+    @property
+    def total_bytes(self) -> int:
+        """All of it, and on a CPU the process itself."""
+        fixed = self.budget.process_bytes + self.weights_bytes + self.programs_bytes
+        return fixed + self.pool_bytes
+
+    def by_kind(self) -> dict[str, int]:
+        """The parts of the sum."""
+        own = self.budget.process_bytes
+        return ({"process": own} if own else {}) | {
+            "weights": self.weights_bytes,
+            "programs": self.programs_bytes,
+            "kv_pool": self.pool_bytes,
+        }
+
+    def line(self) -> str:
+        """The sum, for people."""
+        words = [f"{k.replace('kv_', 'KV ')} {_mib(size)}" for k, size in self.by_kind().items()]
+        total = self.budget.total_bytes
+        return (
+            f"{' + '.join(words)} ({self.num_pages} pages of {self.page_size} tokens) = "
+            f"{_mib(self.total_bytes)}" + (f" of {_mib(total)}" if total is not None else "")
+        )
+
     def scheduler_config(self, config: SchedulerConfig) -> SchedulerConfig:
         """`config` with the context length resolved."""
         return dataclasses.replace(config, max_model_len=self.max_model_len)
 
+    def check(self) -> None:
+        """Raises: ConfigError if the sum is over the budget, with the pools that would fit."""
+        total, one = self.budget.total_bytes, self.page_bytes
+        if total is None or self.total_bytes <= total:
+            return
+        most = (total - self.total_bytes + self.pool_bytes) // one * one
+        least = self.fewest_pages * one
+        advice = (
+            f"give the pool from {least} to {most} bytes (--kv-cache-memory {most})"
+            if most >= least
+            else f"with the smallest pool they need {self.total_bytes - self.pool_bytes + least}"
+        )
+        parts = " + ".join(f"{kind} {size}" for kind, size in self.by_kind().items())
+        raise ConfigError(
+            f"{parts} = {self.total_bytes} bytes are planned, but there are {total}; {advice}"
+        )
 
-def plan_memory(config: EngineConfig, decoder: Decoder) -> MemoryPlan:
+
+def plan_memory(
+    config: EngineConfig, decoder: Decoder, budget: MemoryBudget, programs_bytes: int
+) -> MemoryPlan:
     """Sizes the pool.
 
-    `kv_cache_bytes` if given; else 1 GiB on a CPU, and on a GPU what `memory_utilization` leaves
-    beside the weights and 2 GiB for programs. Never more than max_num_seqs full contexts can use.
+    `kv_cache_bytes` if given; else 1 GiB on a CPU, and on a GPU what the budget leaves beside
+    weights and programs. Never more than max_num_seqs full contexts can use. A context that was
+    left open is shortened to what the pool holds.
 
     Raises: ConfigError if max_model_len is over the model's limit, or the pool cannot hold one such
-        sequence.
+        sequence: with the smallest setting that would do.
     """
-    model, cache = decoder.config, config.cache
+    longest = longest_context(config, decoder)
+    page_size = config.cache.page_size
+    full = -(-longest // page_size)
+    fewest = 1 if config.scheduler.max_model_len is None else full
+    smallest = MemoryPlan(
+        weights_bytes=_nbytes(decoder),
+        programs_bytes=programs_bytes,
+        page_bytes=page_bytes(decoder.config, page_size=page_size, dtype=decoder.dtype),
+        num_pages=fewest,
+        page_size=page_size,
+        max_model_len=longest,
+        fewest_pages=fewest,
+        budget=budget,
+    )
+    pool = _pool_bytes(config, budget, smallest)
+    num_pages = min(pool // smallest.page_bytes, full * config.scheduler.max_num_seqs)
+    if num_pages < smallest.num_pages:
+        raise _too_small(smallest, num_pages, is_planned=is_planned(config, budget))
+    return dataclasses.replace(
+        smallest, num_pages=num_pages, max_model_len=min(longest, num_pages * page_size)
+    )
+
+
+def is_planned(config: EngineConfig, budget: MemoryBudget) -> bool:
+    """Whether the pool's size follows from the budget, and so from what the programs need."""
+    return budget.is_gpu and config.cache.kv_cache_bytes is None
+
+
+def longest_context(config: EngineConfig, decoder: Decoder) -> int:
+    """Tokens of prompt and output, if memory allows. Raises: ConfigError."""
     wanted = config.scheduler.max_model_len
-    limit = model.max_position_embeddings
+    limit = decoder.config.max_position_embeddings
     if wanted is not None and wanted > limit:
         raise ConfigError(f"max_model_len must be at most the model's {limit}; got {wanted}")
-    one_page = page_bytes(model, page_size=cache.page_size, dtype=decoder.dtype)
-    weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(decoder.param_shapes))
-    longest = wanted or limit
-    pages_per_seq = -(-longest // cache.page_size)
-    budget = _pool_budget(config, weights)
-    num_pages = min(budget // one_page, pages_per_seq * config.scheduler.max_num_seqs)
-    if num_pages < pages_per_seq:
-        longest = _shortened(wanted, num_pages, one_page, cache)
-    return MemoryPlan(weights, one_page, num_pages, cache.page_size, longest)
+    return wanted or limit
 
 
-def _pool_budget(config: EngineConfig, weights_bytes: int) -> int:
+def _nbytes(decoder: Decoder) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(decoder.param_shapes))
+
+
+def _pool_bytes(config: EngineConfig, budget: MemoryBudget, smallest: MemoryPlan) -> int:
     if config.cache.kv_cache_bytes is not None:
         return config.cache.kv_cache_bytes
-    stats = jax.devices()[0].memory_stats()
-    if not stats or "bytes_limit" not in stats:
+    if not budget.is_gpu:
         return CPU_POOL_BYTES
-    total = int(stats["bytes_limit"] * config.memory_utilization)
-    return max(0, total - weights_bytes - GPU_PROGRAM_BYTES)
+    assert budget.total_bytes is not None
+    return max(0, budget.total_bytes - smallest.weights_bytes - smallest.programs_bytes)
 
 
-def _shortened(wanted: int | None, num_pages: int, one_page: int, cache: CacheConfig) -> int:
-    """The longest sequence that `num_pages` hold, where the caller left that open."""
-    held = num_pages * cache.page_size
-    if wanted is None and num_pages > 0:
-        return held
-    needed = -(-(wanted or 1) // cache.page_size) * one_page
-    raise ConfigError(
-        f"the KV pool has room for {held} tokens, but one sequence may have {wanted or 1}; "
-        f"give it at least {needed} bytes (--kv-cache-memory) or lower max_model_len"
+def _too_small(smallest: MemoryPlan, num_pages: int, *, is_planned: bool) -> ConfigError:
+    held, needed = num_pages * smallest.page_size, smallest.num_pages * smallest.page_size
+    asked = min(needed, smallest.max_model_len)
+    what = f"the KV pool has room for {held} tokens, but one sequence may have {asked}"
+    if not is_planned:
+        return ConfigError(
+            f"{what}; give it at least {smallest.pool_bytes} bytes "
+            f"(--kv-cache-memory {smallest.pool_bytes}) or lower max_model_len"
+        )
+    total, device = smallest.total_bytes, smallest.budget.device_bytes
+    assert device is not None
+    sizes = f"weights {smallest.weights_bytes} + programs {smallest.programs_bytes} + KV pool"
+    if total > device:
+        return ConfigError(
+            f"{what}; {sizes} need at least {total} bytes, but the device has {device}: "
+            "lower max_model_len, or take a smaller model"
+        )
+    return ConfigError(
+        f"{what}; {sizes} need at least {total} bytes of the device's {device} "
+        f"(--gpu-memory-utilization {smallest_share(total, device):.{SHARE_DIGITS}f})"
     )
+
+
+def smallest_share(needed_bytes: int, device_bytes: int) -> float:
+    """The smallest memory_utilization, of four digits, that gives `needed_bytes`."""
+    unit = 10**SHARE_DIGITS
+    parts = math.ceil(needed_bytes / device_bytes * unit)
+    while int(device_bytes * (parts / unit)) < needed_bytes:  # rounding of the product
+        parts += 1
+    return max(parts / unit, MIN_MEMORY_UTILIZATION)
 
 
 def default_dtype(name: str) -> jnp.dtype:
@@ -92,3 +187,7 @@ def default_dtype(name: str) -> jnp.dtype:
     if name == "auto":
         name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     return jnp.dtype(name)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

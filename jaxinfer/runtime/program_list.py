@@ -9,9 +9,11 @@ from typing import get_args
 import jax
 import numpy as np
 
+from jaxinfer.config import MAX_LOGIT_BIAS
 from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.aot import Program
 from jaxinfer.runtime.kv_cache import page_shape
+from jaxinfer.runtime.penalties import PenaltyArrays
 from jaxinfer.runtime.sampling import SamplingArrays, Variant
 from jaxinfer.runtime.steps import DecodeArrays, PrefillArrays, Steps, without_layers
 from jaxinfer.scheduling.buckets import Buckets
@@ -99,8 +101,24 @@ class ProgramList:
         arrays = SamplingArrays(real, _int32(rows), real, real, seeds, _int32(rows))
         hidden = Shape((self._buckets.max_rows, self._dim), self._dtype)
         args = self._top, hidden, self._newest, _int32(rows), arrays
+        if variant == "penalized":
+            args = *args, self._penalty_arrays(rows)
         lower = functools.partial(self._steps.sample[variant].lower, *args)
         return Program(sample_name(variant, rows), lower)
+
+    def _penalty_arrays(self, rows: int) -> PenaltyArrays[Shape]:
+        number, real = _int32(rows), Shape((rows,), np.float32)
+        return PenaltyArrays(
+            history=_int32(rows, self._buckets.max_history),
+            num_known=number,
+            num_prompt=number,
+            from_seat=number,
+            repetition=real,
+            presence=real,
+            frequency=real,
+            bias_ids=_int32(rows, MAX_LOGIT_BIAS),
+            bias=Shape((rows, MAX_LOGIT_BIAS), np.float32),
+        )
 
     def _decode_arrays(self, rows: int) -> DecodeArrays[Shape]:
         table = _int32(rows, self._buckets.max_pages_per_seq)

@@ -12,6 +12,7 @@ import numpy as np
 from jaxinfer.errors import PoolLost
 from jaxinfer.runtime.aot import Programs
 from jaxinfer.runtime.kv_cache import KVPages
+from jaxinfer.runtime.penalties import PenaltyArrays
 from jaxinfer.runtime.program_list import sample_name, step_name
 from jaxinfer.runtime.sampling import Sampled, SamplingArrays
 from jaxinfer.runtime.steps import (
@@ -21,7 +22,7 @@ from jaxinfer.runtime.steps import (
     StepArrays,
     without_layers,
 )
-from jaxinfer.scheduling.batch import Batch, SamplingBatch, StepResult
+from jaxinfer.scheduling.batch import Batch, PenaltyBatch, SamplingBatch, StepResult
 from pallas_kernels.paged_attention import QueryBlocks
 
 
@@ -74,7 +75,10 @@ class ModelRunner:
         sampling = batch.sampling
         sample = self._programs[sample_name(sampling.variant, len(sampling.temperature))]
         top, draws = self._tops[batch.version], _sampling_arrays(sampling)
-        sampled, self._newest = sample(top, hidden, self._newest, sampling.seats, draws)
+        args = top, hidden, self._newest, sampling.seats, draws
+        if sampling.penalties is not None:
+            args = *args, _penalty_arrays(sampling.penalties)
+        sampled, self._newest = sample(*args)
         return PendingStep(sampled, batch.num_sampled)
 
     def _run_layers(self, kind: str, bucket: int, version: str, arrays: StepArrays) -> jax.Array:
@@ -155,4 +159,18 @@ def _sampling_arrays(sampling: SamplingBatch) -> SamplingArrays[np.ndarray]:
         sampling.min_p,
         sampling.seeds,
         sampling.positions,
+    )
+
+
+def _penalty_arrays(penalties: PenaltyBatch) -> PenaltyArrays[np.ndarray]:
+    return PenaltyArrays(
+        penalties.history,
+        penalties.num_known,
+        penalties.num_prompt,
+        penalties.from_seat,
+        penalties.repetition,
+        penalties.presence,
+        penalties.frequency,
+        penalties.bias_ids,
+        penalties.bias,
     )

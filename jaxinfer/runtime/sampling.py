@@ -1,8 +1,9 @@
 """From logits to tokens, on the device, row by row.
 
-Order of the filters as in vLLM: temperature, min-p, top-k, top-p. Nothing is sorted: the k-th
-largest probability and the nucleus' smallest one are found by bisection over float bit patterns
-(non-negative floats order as integers do), 31 masked sums instead of a sort of the vocabulary.
+Order of the filters as in vLLM: temperature, min-p, top-k, top-p, after penalties (penalties.py).
+Nothing is sorted: the k-th largest probability and the nucleus' smallest one are found by bisection
+over float bit patterns (non-negative floats order as integers do), 31 masked sums instead of a sort
+of the vocabulary.
 Tokens that tie with the last one kept are kept too.
 
 A draw is a function of (seed, position) alone: a row's token does not depend on its company.
@@ -22,10 +23,10 @@ from jaxinfer.config import MIN_ROWS
 from pallas_kernels.paged_attention import Array
 from pallas_kernels.row_sum import row_sum
 
-MAX_TOP = 20  # likeliest tokens that variant `full` reports
+MAX_TOP = 20  # likeliest tokens that variants `full` and `penalized` report
 DRAW_BLOCK = 256  # vocabulary entries that are summed before a draw looks inside
 
-Variant = Literal["greedy", "plain", "full"]
+Variant = Literal["greedy", "plain", "full", "penalized"]
 
 
 class SamplingArrays(NamedTuple, Generic[Array]):
@@ -43,31 +44,39 @@ class Sampled(NamedTuple, Generic[Array]):
     """What a step chose."""
 
     token_ids: Array  # int32[N]
-    logprobs: Array  # float32[N]: of the chosen token, before temperature and filters
-    top_ids: Array  # int32[N, MAX_TOP or 0], likeliest first; variant `full` only
+    logprobs: Array  # float32[N]: of the chosen token, before penalties, temperature and filters
+    top_ids: Array  # int32[N, MAX_TOP or 0], likeliest first; `full` and `penalized` only
     top_logprobs: Array  # float32[N, MAX_TOP or 0]
 
 
 def sample(
-    logits: jax.Array, arrays: SamplingArrays[jax.Array], variant: Variant
+    logits: jax.Array,
+    arrays: SamplingArrays[jax.Array],
+    variant: Variant,
+    adjusted: jax.Array | None = None,
 ) -> Sampled[jax.Array]:
     """float32[N, V] -> one token per row.
 
     Variant `greedy` ignores the arrays, `plain` their filters.
+
+    Args:
+        adjusted: the logits to choose by, where penalties have changed them; float32[N, V].
     """
-    top = jnp.max(logits, axis=-1, keepdims=True)
     log_sum = log_total(logits)[:, None]
-    token_ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    by = logits if adjusted is None else adjusted
+    top = jnp.max(by, axis=-1, keepdims=True)
+    token_ids = jnp.argmax(by, axis=-1).astype(jnp.int32)
+    has_all = variant in ("full", "penalized")
     if variant != "greedy":
         is_drawn = arrays.temperature > 0
         temperature = jnp.where(is_drawn, arrays.temperature, 1.0)[:, None]
-        weights = jnp.exp((logits - top) / temperature)
-        if variant == "full":
+        weights = jnp.exp((by - top) / temperature)
+        if has_all:
             weights = _filter(weights, arrays)
         token_ids = jnp.where(is_drawn, _draw(weights, arrays), token_ids)
     chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=-1)
     logprobs = (chosen - log_sum)[:, 0]
-    num_top = min(MAX_TOP, logits.shape[1]) if variant == "full" else 0
+    num_top = min(MAX_TOP, logits.shape[1]) if has_all else 0
     top_logits, top_ids = lax.top_k(logits, num_top)
     return Sampled(token_ids, logprobs, top_ids.astype(jnp.int32), top_logits - log_sum)
 

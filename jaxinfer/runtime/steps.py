@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.kv_cache import KVPages, PagedKV
+from jaxinfer.runtime.penalties import PenaltyArrays, penalized
 from jaxinfer.runtime.sampling import Sampled, SamplingArrays, Variant, log_total, sample
 from pallas_kernels.backend import Backend
 from pallas_kernels.paged_attention import Array, QueryBlocks
@@ -127,14 +128,19 @@ class Steps:
         newest: jax.Array,
         seats: jax.Array,
         arrays: SamplingArrays[jax.Array],
+        penalties: PenaltyArrays[jax.Array] | None = None,
         *,
         variant: Variant,
     ) -> tuple[Sampled[jax.Array], jax.Array]:
-        """What was drawn, and `newest` with it at int32[N] seats; padding is past the last seat."""
+        """What was drawn, and `newest` with it at int32[N] seats; padding is past the last seat.
+
+        `penalties` come with variant `penalized` only.
+        """
         num_rows = arrays.temperature.shape[0]
         logits = self._decoder.bind_top(top).logits(hidden[:num_rows])
         with jax.named_scope("sample"):
-            sampled = sample(logits, arrays, variant)
+            adjusted = None if penalties is None else penalized(logits, penalties, newest)
+            sampled = sample(logits, arrays, variant, adjusted)
         return sampled, newest.at[seats].set(sampled.token_ids, mode="drop")
 
     def _score(self, top: Params, x: jax.Array, targets: jax.Array) -> jax.Array:

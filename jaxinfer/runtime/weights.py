@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
@@ -18,10 +19,16 @@ HEAD = "lm_head.weight"
 
 
 def load_weights(
-    checkpoint: Checkpoint, decoder: Decoder, *, show_progress: bool = False
+    checkpoint: Checkpoint,
+    decoder: Decoder,
+    *,
+    on_tensor: Callable[[], None] = lambda: None,
+    show_progress: bool = False,
 ) -> dict[str, Any]:
     """Parameters in the decoder's dtype, read one tensor at a time.
 
+    Args:
+        on_tensor: called after each; what it raises ends the work, and is raised.
     Raises: CheckpointError for a tensor that is missing, unused or of another shape.
     """
     source = checkpoint.source
@@ -39,6 +46,7 @@ def load_weights(
     ) as bar:
 
         def advance(num_bytes: int) -> None:
+            on_tensor()
             bar.update(num_bytes)
 
         return load_params(

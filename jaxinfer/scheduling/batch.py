@@ -23,9 +23,33 @@ Int32 = npt.NDArray[np.int32]
 UInt32 = npt.NDArray[np.uint32]
 Float32 = npt.NDArray[np.float32]
 
-SamplerVariant = Literal["greedy", "plain", "full"]
+SamplerVariant = Literal["greedy", "plain", "full", "penalized"]
 """greedy: every row takes the arg-max. plain: some rows draw, by temperature only.
-full: top-k, top-p or min-p somewhere, or the likeliest tokens were asked for."""
+full: top-k, top-p or min-p somewhere, or the likeliest tokens were asked for. penalized: a penalty
+or a logit bias somewhere. Each can do what those before it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyBatch:
+    """What changes a sampled row's logits. Nothing does for padding and rows that ask for nothing.
+
+    A step is built before the one before it was read, so the last token of a row may be on the
+    device only.
+
+        #  |<- num_prompt ->|              |<- from_seat >= 0: one more ->|
+        #  0                5              9 = num_known                  10 = position of the draw
+        #  history          [ prompt ][ output as far as it was read ]
+    """
+
+    history: Int32  # [N, H]; rows without penalties have none
+    num_known: Int32  # [N]: tokens of it
+    num_prompt: Int32  # [N]: of these, at its beginning
+    from_seat: Int32  # [N]: one more is the newest token that was drawn in this seat; -1: none
+    repetition: Float32  # [N]; 1: off
+    presence: Float32  # [N]; 0: off
+    frequency: Float32  # [N]; 0: off
+    bias_ids: Int32  # [N, 300]; -1 pads
+    bias: Float32  # [N, 300]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +64,7 @@ class SamplingBatch:
     seeds: UInt32  # [N, 2]: the 64 bits of a sequence's seed
     positions: Int32  # [N]: of the token that is drawn; the counter of its draw
     seats: Int32  # [N]: where the device keeps the drawn token; padding: max rows, which is no seat
+    penalties: PenaltyBatch | None  # variant `penalized` only
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +108,5 @@ class StepResult:
 
     token_ids: Int32  # [num_sampled]
     logprobs: Float32  # [num_sampled]: of the chosen token; NaN when the logits were not numbers
-    top_ids: Int32 | None  # [num_sampled, 20], likeliest first; variant `full` only
+    top_ids: Int32 | None  # [num_sampled, 20], likeliest first; `full` and `penalized` only
     top_logprobs: Float32 | None  # [num_sampled, 20]

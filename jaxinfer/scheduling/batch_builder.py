@@ -12,11 +12,10 @@ import numpy as np
 
 from jaxinfer.scheduling.batch import AttentionBlocks, Batch, Int32, SamplingBatch
 from jaxinfer.scheduling.buckets import Buckets
+from jaxinfer.scheduling.penalties import penalties_of
 from jaxinfer.scheduling.running_table import VARIANTS, RunningTable, Seats
 from jaxinfer.scheduling.scheduled import Rows
 from jaxinfer.scheduling.sequence import Sequence
-
-_NO_POSITIONS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class _Lasting:
 
     num_sat: int
     seats: Seats
-    sampling: SamplingBatch  # but for its positions
+    sampling: SamplingBatch  # but for its positions and penalties
     num_writes: int
     page_table: Int32
 
@@ -61,7 +60,7 @@ class BatchBuilder:
             page_table=lasting.page_table,
             blocks=None,
             sample_at=_padded(places, self._buckets.max_rows, 0),
-            sampling=replace(lasting.sampling, positions=_padded(at + 1, bucket, 0)),
+            sampling=self._drawing(lasting.sampling, seats, at + 1),
             num_seqs=num_rows,
             num_tokens=num_rows,
             num_sampled=num_rows,
@@ -73,7 +72,7 @@ class BatchBuilder:
         is_same = last and last.num_sat == table.num_sat and np.array_equal(last.seats, seats)
         if last and is_same and last.num_writes == table.num_writes:
             return last
-        sampling = last.sampling if last and is_same else self._sampling(seats, _NO_POSITIONS)
+        sampling = last.sampling if last and is_same else self._sampling(seats)
         pages = table.gather(seats, bucket)
         self._last = _Lasting(table.num_sat, seats, sampling, table.num_writes, pages)
         return self._last
@@ -111,7 +110,9 @@ class BatchBuilder:
             page_table=table.gather(seats, self._buckets.max_rows),
             blocks=self._blocks(bucket, firsts, starts, lengths),
             sample_at=_padded(ends[sampled] - 1, self._buckets.max_rows, 0),
-            sampling=self._sampling(seats[sampled], (starts + lengths)[sampled]),
+            sampling=self._drawing(
+                self._sampling(seats[sampled]), seats[sampled], (starts + lengths)[sampled]
+            ),
             num_seqs=len(seats),
             num_tokens=num_tokens,
             num_sampled=len(sampled),
@@ -142,23 +143,31 @@ class BatchBuilder:
             num_wide=np.array(len(wide), np.int32),
         )
 
-    def _sampling(self, seats: Seats, positions: Int32) -> SamplingBatch:
-        """How the sequences in these seats draw their tokens at `positions`."""
+    def _sampling(self, seats: Seats) -> SamplingBatch:
+        """How the sequences in these seats draw, wherever they are."""
         table, num_rows = self._table, len(seats)
         bucket = self._buckets.rows_for(max(1, num_rows))
         seeds = np.zeros((bucket, 2), np.uint32)
         seeds[:num_rows] = table.seeds[seats]
-        variant = int(table.variant[seats].max(initial=0))
         return SamplingBatch(
-            variant=VARIANTS[variant],
+            variant=VARIANTS[int(table.variant[seats].max(initial=0))],
             temperature=_padded(table.temperature[seats], bucket, 0),
             top_k=_padded(table.top_k[seats], bucket, 0),
             top_p=_padded(table.top_p[seats], bucket, 1),
             min_p=_padded(table.min_p[seats], bucket, 0),
             seeds=seeds,
-            positions=_padded(positions, bucket, 0),
+            positions=np.zeros(bucket, np.int32),
             seats=_padded(seats.astype(np.int32), bucket, self._buckets.max_rows),
+            penalties=None,
         )
+
+    def _drawing(self, sampling: SamplingBatch, seats: Seats, positions: Int32) -> SamplingBatch:
+        """`sampling` of these seats, for tokens at `positions`."""
+        bucket, penalties = len(sampling.positions), None
+        if sampling.variant == "penalized":
+            sequences = self._table.sequences(seats)
+            penalties = penalties_of(sequences, positions, bucket, self._buckets.max_history)
+        return replace(sampling, positions=_padded(positions, bucket, 0), penalties=penalties)
 
 
 def _padded(values: Any, length: int, fill: int) -> Any:

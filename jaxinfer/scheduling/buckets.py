@@ -13,6 +13,7 @@ from jaxinfer.config import MIN_ROWS
 MIN_TOKENS = 16
 BLOCKS_Q = (16, 32, 64)  # queries per wide attention block of a prefill step
 WIDE_BLOCKS_AT_ONCE = 4  # the device attends this many together
+HISTORY_TILE = 128  # tokens of a penalized row that the device counts at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Buckets:
     rows: tuple[int, ...]
     tokens: tuple[int, ...]
     max_pages_per_seq: int  # M: the width of every page table
+    max_history: int  # H: the width of a penalized row's tokens, a multiple of HISTORY_TILE
 
     @classmethod
     def for_limits(
@@ -32,6 +34,7 @@ class Buckets:
             rows=_powers(MIN_ROWS, max_num_seqs),
             tokens=_powers(MIN_TOKENS, max_num_batched_tokens),
             max_pages_per_seq=-(-max_model_len // page_size),
+            max_history=-(-max_model_len // HISTORY_TILE) * HISTORY_TILE,
         )
 
     @property

@@ -8,6 +8,8 @@ samples) is written once.
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,11 +19,7 @@ from jaxinfer.scheduling.sequence import Sequence
 Seats = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
 
-VARIANTS: tuple[SamplerVariant, ...] = (
-    "greedy",
-    "plain",
-    "full",
-)  # each can do what those before it can
+VARIANTS: tuple[SamplerVariant, ...] = get_args(SamplerVariant)
 
 
 class RunningTable:
@@ -146,6 +144,8 @@ class RunningTable:
 def needed_variant(sequence: Sequence) -> SamplerVariant:
     """The least sampler that does what the request asks for."""
     sampling = sequence.request.sampling
+    if sampling.has_penalties or sampling.logit_bias:
+        return "penalized"
     if sampling.logprobs:
         return "full"
     if sampling.is_greedy:

@@ -218,6 +218,13 @@ FLAGS: tuple[Flag, ...] = (
         "shutdown_timeout_s",
     ),
     Flag(
+        "compile-only",
+        switch,
+        False,
+        "compile all programs into the cache folder and exit",
+        "compile_only",
+    ),
+    Flag(
         "log-level",
         str,
         "info",

@@ -22,12 +22,19 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 import uvicorn
 
 from jaxinfer.async_engine import AsyncEngine
-from jaxinfer.errors import ConfigError
 from jaxinfer.server.app import create_app
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.sampling import usable_defaults
 from jaxinfer.server.settings import ServeSettings
-from jaxinfer.server.startup import Voice, ready_lines, route_line
+from jaxinfer.server.startup import (
+    EXIT_LOAD_ERROR,
+    EXIT_OK,
+    Voice,
+    exit_code_of,
+    one_line,
+    ready_lines,
+    route_line,
+)
 from jaxinfer.server.state import ServedModel, ServerState
 from jaxinfer.server.status_line import StatusLine
 
@@ -37,7 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EXIT_OK, EXIT_LOAD_ERROR, EXIT_BAD_FLAGS = 0, 1, 2
 STATUS_EVERY_S = 10.0
 TOKENIZER_THREADS = 2
 SILENT_PEER_MS = 120_000
@@ -62,6 +68,9 @@ class Built(Protocol):
     def generation_config(self) -> Mapping[str, Any]: ...
     @property
     def summary(self) -> Mapping[str, Any]: ...
+    @property
+    def memory_bytes(self) -> Mapping[str, int]: ...
+    def compile_events(self) -> Mapping[str, int]: ...
 
 
 Build = Callable[[Callable[[str], None]], Built]
@@ -186,8 +195,8 @@ class _Serving:
             self._become_ready(await self._build_on_thread())
         except Exception as error:
             log.debug("loading failed", exc_info=error)
-            self._complain(_one_line(error))
-            self._exit_code = EXIT_BAD_FLAGS if isinstance(error, ConfigError) else EXIT_LOAD_ERROR
+            self._complain(one_line(error))
+            self._exit_code = exit_code_of(error)
             server.should_exit = True
 
     async def _build_on_thread(self) -> Built:
@@ -245,8 +254,10 @@ class _Serving:
                 "num_pages": engine.pool_stats.pages_total,
                 "enable_prefix_caching": settings.engine.cache.enable_prefix_caching,
             },
+            memory_bytes=built.memory_bytes,
             startup_s={**built.summary.get("seconds", {}), "total": seconds},
             pool_source=lambda: engine.pool_stats,
+            compile_source=built.compile_events,
         )
         for line in ready_lines(built.summary, seconds):
             self._say(line)
@@ -278,9 +289,3 @@ class _Serving:
     def _url(self) -> str:
         host, port = self._listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    known = type(error).__module__.partition(".")[0] in ("jaxinfer", "checkpoints")
-    return text if known else f"{type(error).__name__}: {text}"

@@ -21,6 +21,7 @@ from jaxinfer.stats import PoolStats, RequestStats, StepStats
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REJECT_REASONS = ("overloaded", "draining", "loading", "invalid", "unauthorized", "too_large")
 PAGE_STATES = ("used", "cached", "free")
+COMPILE_PHASES = ("startup", "serving")
 MAX_TOKENS = 131072  # of a request; bounds the buckets, which are made before the model is known
 
 
@@ -38,6 +39,8 @@ class Metrics:
         self.tokens_computed = 0  # since start, without padding
         self._last_pool: PoolStats | None = None
         self._pool_source: Callable[[], PoolStats | None] = lambda: None
+        self._compile_source: Callable[[], Mapping[str, int]] = dict
+        self._num_compiled = dict.fromkeys(COMPILE_PHASES, 0)
         self._make_gauges()
         self._make_counters()
         self._make_histograms()
@@ -86,27 +89,35 @@ class Metrics:
         *,
         version: str,
         cache_config: Mapping[str, object],
+        memory_bytes: Mapping[str, int],
         startup_s: Mapping[str, float],
         pool_source: Callable[[], PoolStats],
+        compile_source: Callable[[], Mapping[str, int]],
     ) -> None:
         """Once, when the model is ready.
 
         Args:
             cache_config: shown as labels of cache_config_info.
-            startup_s: seconds by phase.
+            memory_bytes: the plan, by kind.
+            startup_s: seconds by phase; some pass side by side.
             pool_source: asked at each scrape, so that the gauges are right also when no step runs.
+            compile_source: asked at each scrape: compilations so far by COMPILE_PHASES.
         """
         self._weights.info({"version": version})
         self._cache_config.info({k: str(v) for k, v in cache_config.items()})
         for phase, seconds in startup_s.items():
             self._startup.labels(**self._labels, phase=phase).set(seconds)
+        for kind, size in memory_bytes.items():
+            self._memory.labels(**self._labels, kind=kind).set(size)
         self._pool_source = pool_source
+        self._compile_source = compile_source
 
     def render(self) -> bytes:
         """The exposition text."""
         pool = self._pool_source()
         if pool is not None:
             self._set_pool(pool)
+        self._count_compilations()
         self._rss.set(resident_bytes())
         return generate_latest(self.registry)
 
@@ -118,6 +129,13 @@ class Metrics:
         queries = pool.prefix_query_tokens - (last.prefix_query_tokens if last else 0)
         self._prefix_queries.inc(queries)
         self._prefix_hits.inc(pool.prefix_hit_tokens - (last.prefix_hit_tokens if last else 0))
+
+    def _count_compilations(self) -> None:
+        counts = self._compile_source()
+        for phase in COMPILE_PHASES:
+            number = counts.get(phase, 0)
+            self._compile_events[phase].inc(number - self._num_compiled[phase])
+            self._num_compiled[phase] = number
 
     def _set_pool(self, pool: PoolStats) -> None:
         self._running.set(pool.num_running)
@@ -142,6 +160,12 @@ class Metrics:
             "jaxinfer:startup_seconds",
             "Seconds from start to ready, by phase",
             ["model_name", "phase"],
+            registry=self.registry,
+        )
+        self._memory = Gauge(
+            "jaxinfer:memory_bytes",
+            "Memory that was planned at start, by kind",
+            ["model_name", "kind"],
             registry=self.registry,
         )
         self._cache_config = self._info("cache_config", "How the KV pool was planned")
@@ -178,6 +202,16 @@ class Metrics:
             registry=self.registry,
         )
         self._rejected = {r: rejected.labels(**self._labels, reason=r) for r in REJECT_REASONS}
+
+        compile_events = Counter(
+            "jaxinfer:compile_events",
+            "XLA compilations: after the start there must be none",
+            ["model_name", "phase"],
+            registry=self.registry,
+        )
+        self._compile_events = {
+            p: compile_events.labels(**self._labels, phase=p) for p in COMPILE_PHASES
+        }
 
     def _make_histograms(self) -> None:
         tokens = one_two_five(MAX_TOKENS)

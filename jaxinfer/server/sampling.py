@@ -7,7 +7,7 @@ vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxinfer.config import SamplingParams
@@ -17,10 +17,11 @@ from jaxinfer.server.protocol import ChatRequest, CompletionRequest, SamplingFie
 log = logging.getLogger(__name__)
 
 COMPLETION_MAX_TOKENS = 16
-_DEFAULTED = ("temperature", "top_p", "top_k", "min_p")
+_DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _COPIED = (
     *("min_tokens", "seed", "n", "stop", "stop_token_ids", "ignore_eos"),
     *("include_stop_str_in_output", "skip_special_tokens"),
+    *("presence_penalty", "frequency_penalty", "logit_bias"),
 )
 
 
@@ -39,10 +40,6 @@ def usable_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
             log.warning("generation_config: %s; ignored", error)
         else:
             defaults[name] = value
-    if generation_config.get("repetition_penalty", 1.0) not in (None, 1, 1.0):
-        log.warning(
-            "generation_config asks for repetition_penalty, which is not supported; ignored"
-        )
     return defaults
 
 
@@ -95,13 +92,17 @@ def _sampling(
             raise
         name = renamed[field]
         raise InvalidRequest(error.message.replace(field, name, 1), param=name) from None
-    for token in params.stop_token_ids:
+    _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    _check_ids("logit_bias", (token for token, _ in params.bias_pairs), vocab_size)
+    return params
+
+
+def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token in token_ids:
         if token >= vocab_size:
             raise InvalidRequest(
-                f"stop_token_ids must be below the vocabulary's {vocab_size}; got {token}",
-                param="stop_token_ids",
+                f"{name} must be below the vocabulary's {vocab_size}; got {token}", param=name
             )
-    return params
 
 
 def _check_stream_options(fields: SamplingFields) -> None:

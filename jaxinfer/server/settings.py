@@ -33,6 +33,7 @@ class ServeSettings:
     served_model_names: tuple[str, ...]  # empty: the model's own name
     api_keys: tuple[str, ...]
     shutdown_timeout_s: float
+    compile_only: bool
     log_level: str
     log_format: str
 

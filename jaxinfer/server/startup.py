@@ -6,8 +6,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
+from jaxinfer.errors import ConfigError
+
 log = logging.getLogger(__name__)
 
+EXIT_OK, EXIT_LOAD_ERROR, EXIT_BAD_FLAGS = 0, 1, 2
 ROUTES = (
     "/v1/chat/completions /v1/completions /v1/models /health /ready /metrics "
     "/tokenize /detokenize /version"
@@ -59,6 +62,18 @@ def ready_lines(summary: Mapping[str, Any], seconds: float) -> Iterator[str]:
         )
     phases = [f"{phase} {s:.1f} s" for phase, s in summary.get("seconds", {}).items()]
     yield "start-up: " + ", ".join([*phases, f"total {seconds:.1f} s"])
+
+
+def exit_code_of(error: Exception) -> int:
+    """Of a start that failed."""
+    return EXIT_BAD_FLAGS if isinstance(error, ConfigError) else EXIT_LOAD_ERROR
+
+
+def one_line(error: Exception) -> str:
+    """An error that ends a start; one of a library comes with its type."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    known = type(error).__module__.partition(".")[0] in ("jaxinfer", "checkpoints")
+    return text if known else f"{type(error).__name__}: {text}"
 
 
 def route_line() -> str:

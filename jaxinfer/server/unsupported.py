@@ -1,7 +1,7 @@
 """Request fields whose feature does not exist here: a neutral value is accepted, any other is
 refused by name.
 
-Never ignored in silence: an answer that looks right but was made without the penalty is worse than
+Never ignored in silence: an answer that looks right but was made without the feature is worse than
 a 400.
 """
 
@@ -16,11 +16,7 @@ _ABSENT = (None, False, "", [], {})
 
 # Field -> what means "not used".
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
     "length_penalty": (None, 1),
-    "logit_bias": (None, {}),
     "echo": (None, False),
     "best_of": (None, 1),
     "suffix": (None, ""),

@@ -19,6 +19,7 @@ from bench.machine import (
     Span,
     busy_seconds,
     cpu_model,
+    cpu_seconds,
     describe,
     device_peak_bytes,
     num_cores,
@@ -40,19 +41,29 @@ def test_busy_time_is_all_but_idle_and_waiting_for_disks(tmp_path: Path):
 def test_without_proc_nothing_is_made_up(tmp_path: Path):
     assert busy_seconds(tmp_path) is None
     assert peak_memory_bytes(tmp_path) is None
+    assert cpu_seconds(tmp_path) is None
+
+
+def test_cpu_time_is_own_and_childrens_whatever_the_name(tmp_path: Path):
+    before = "7 (a) S (b 1 2) S " + " ".join(["9"] * 10)
+    (tmp_path / "stat").write_text(f"{before} 100 20 3 4 20 0 1 0 99")
+    assert cpu_seconds(tmp_path) == pytest.approx(127 / os.sysconf("SC_CLK_TCK"))
+
+
+@NEEDS_PROC
+def test_cpu_time_of_this_process_is_what_python_says():
+    told = cpu_seconds()
+    assert told is not None
+    assert abs(told - time.process_time()) < 5 + time.process_time() / 2
 
 
 def test_the_peak_is_that_of_this_process(tmp_path: Path):
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "status").write_text(
-        "VmPeak:\t 9000 kB\nVmHWM:\t    2048 kB\nVmRSS:\t 7 kB\n"
-    )
+    (tmp_path / "status").write_text("VmPeak:\t 9000 kB\nVmHWM:\t    2048 kB\nVmRSS:\t 7 kB\n")
     assert peak_memory_bytes(tmp_path) == 2 << 20
 
 
 def test_a_status_without_a_peak_is_none(tmp_path: Path):
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "status").write_text("Name:\tpython\n")
+    (tmp_path / "status").write_text("Name:\tpython\n")
     assert peak_memory_bytes(tmp_path) is None
 
 

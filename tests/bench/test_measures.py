@@ -31,10 +31,12 @@ class Words:
         return b" word"
 
 
-@dataclass
+PLAN = {"process": 200, "weights": 500, "programs": 30, "kv_pool": 1000}
+
+
 class Plan:
-    weights_bytes: int = 500
-    pool_bytes: int = 1000
+    def by_kind(self) -> dict[str, int]:
+        return PLAN
 
 
 class FakeLLM:
@@ -44,6 +46,9 @@ class FakeLLM:
         self.tokenizer, self.plan = Words(), Plan()
         self.sampling: list[SamplingParams] = []
         self._watch, self._limit, self._missing = watch, limit, missing
+
+    def compile_events(self) -> dict[str, int]:
+        return {"startup": 40, "serving": 0}
 
     def generate(
         self, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams]
@@ -137,26 +142,32 @@ def test_memory_spans_all_since_before_the_load():
     result = taker.memory()
     assert result.wall_s.median == pytest.approx(60.0)
     assert result.metrics["weights_bytes"].median == 500
-    assert result.metrics["pool_bytes"].median == 1000
+    assert result.metrics["kv_pool_bytes"].median == 1000
+    assert result.metrics["serving_compiles"].median == 0
 
 
 def test_on_a_cpu_the_process_holds_what_was_planned():
-    assert memory_figures(500, 1000, 1900, None) == {
-        "peak_bytes": 1900,
+    assert memory_figures(PLAN, 1883, None) == {
+        "peak_bytes": 1883,
+        "process_bytes": 200,
         "weights_bytes": 500,
-        "pool_bytes": 1000,
-        "over_plan_bytes": 400,
+        "programs_bytes": 30,
+        "kv_pool_bytes": 1000,
+        "over_plan_bytes": 153,
+        "peak_over_plan": 1.1,
     }
 
 
 def test_on_a_gpu_the_device_holds_what_was_planned():
-    figures = memory_figures(500, 1000, 9000, 1600)
-    assert (figures["peak_bytes"], figures["device_peak_bytes"]) == (9000, 1600)
-    assert figures["over_plan_bytes"] == 100
+    plan = {kind: size for kind, size in PLAN.items() if kind != "process"}
+    figures = memory_figures(plan, 9000, 1224)
+    assert (figures["peak_bytes"], figures["device_peak_bytes"]) == (9000, 1224)
+    assert figures["over_plan_bytes"] == 1224 - 1530
+    assert figures["peak_over_plan"] == 0.8
 
 
 def test_an_unread_peak_is_left_out():
-    assert memory_figures(500, 1000, None, None) == {"weights_bytes": 500, "pool_bytes": 1000}
+    assert memory_figures(PLAN, None, None).keys() == {f"{kind}_bytes" for kind in PLAN}
 
 
 def test_load_is_repeated_with_the_given_fields(monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,13 +13,13 @@ import pytest
 from jaxinfer.config import EngineConfig, SchedulerConfig, replace
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import Decoder, decoder_for
-from jaxinfer.runtime import memory_plan
+from jaxinfer.runtime.memory_budget import MemoryBudget
 from jaxinfer.runtime.memory_plan import (
     CPU_POOL_BYTES,
-    GPU_PROGRAM_BYTES,
     MemoryPlan,
     default_dtype,
     plan_memory,
+    smallest_share,
 )
 from tests.tiny import tensor_shapes, tiny_config
 
@@ -32,20 +31,23 @@ def decoder(dtype: str = "float32", **changes: Any) -> Decoder:
     return decoder_for(tiny_config(**changes), dtype=jnp.dtype(dtype))
 
 
-def plan(*, model: Decoder | None = None, **fields: Any) -> MemoryPlan:
+UNKNOWN = MemoryBudget(None, 0, None)
+
+
+def gpu(device: int, utilization: float = 0.9) -> MemoryBudget:
+    return MemoryBudget(int(device * utilization), 0, device)
+
+
+def plan(
+    *,
+    model: Decoder | None = None,
+    budget: MemoryBudget = UNKNOWN,
+    programs: int = 0,
+    **fields: Any,
+) -> MemoryPlan:
+    """`fields` are of the engine's configuration."""
     config = replace(EngineConfig(), **{"page_size": 16, "max_num_seqs": 4} | fields)
-    return plan_memory(config, model or decoder())
-
-
-def no_stats() -> None:
-    return None
-
-
-@pytest.fixture(autouse=True)
-def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that does not say how much memory it has."""
-    devices = [SimpleNamespace(memory_stats=no_stats)]
-    monkeypatch.setattr(memory_plan.jax, "devices", lambda: devices)
+    return plan_memory(config, model or decoder(), budget, programs)
 
 
 def test_the_pool_is_what_was_asked_for_in_whole_pages():
@@ -77,22 +79,122 @@ def test_a_cpu_gets_one_gib():
 
 
 @pytest.mark.parametrize("utilization", [0.5, 0.9])
-def test_a_gpu_gets_what_weights_and_programs_leave(
-    monkeypatch: pytest.MonkeyPatch, utilization: float
-):
-    limit = 40 << 30
-    device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": limit, "bytes_in_use": 1 << 30})
-    monkeypatch.setattr(memory_plan.jax, "devices", lambda: [device])
-    got = plan(model=decoder(max_position_embeddings=1 << 30), memory_utilization=utilization)
-    budget = int(limit * utilization) - got.weights_bytes - GPU_PROGRAM_BYTES
+def test_a_gpu_gets_what_weights_and_programs_leave(utilization: float):
+    device, programs = 40 << 30, 3 << 30
+    got = plan(
+        model=decoder(max_position_embeddings=1 << 30),
+        budget=gpu(device, utilization),
+        programs=programs,
+    )
+    budget = int(device * utilization) - got.weights_bytes - programs
     assert got.num_pages == budget // PAGE_BYTES
+    assert got.total_bytes <= int(device * utilization) < got.total_bytes + PAGE_BYTES
+    got.check()
 
 
-def test_a_gpu_without_room_for_the_programs_is_refused(monkeypatch: pytest.MonkeyPatch):
-    device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 1 << 30})
-    monkeypatch.setattr(memory_plan.jax, "devices", lambda: [device])
-    with pytest.raises(ConfigError, match="the KV pool has room for 0 tokens"):
-        plan()
+def test_a_fixed_pool_is_the_same_on_a_gpu():
+    got = plan(budget=gpu(40 << 30), kv_cache_bytes=50 * PAGE_BYTES, programs=1 << 30)
+    assert got.num_pages == 50
+
+
+WEIGHTS = plan().weights_bytes
+
+
+@pytest.mark.parametrize(("context", "pages"), [({}, 1), ({"max_model_len": 100}, 7)])
+def test_the_smallest_share_of_a_gpu_that_would_do_is_named_and_does(
+    context: dict[str, Any], pages: int
+):
+    needed, device = WEIGHTS + 1000 + pages * PAGE_BYTES, 3 << 20
+    with pytest.raises(ConfigError) as caught:
+        plan(budget=MemoryBudget(needed - 1, 0, device), programs=1000, **context)
+    message = str(caught.value)
+    assert message.startswith(f"the KV pool has room for {(pages - 1) * 16} tokens, but one ")
+    assert f"need at least {needed} bytes of the device's {device}" in message
+    share = float(message.rpartition("--gpu-memory-utilization ")[2].rstrip(")"))
+    got = plan(budget=gpu(device, share), programs=1000, **context)
+    assert got.num_pages == pages
+    with pytest.raises(ConfigError):
+        plan(budget=gpu(device, share - 1e-4), programs=1000, **context)
+
+
+def test_a_model_that_is_larger_than_the_device_is_refused_without_a_share():
+    with pytest.raises(ConfigError, match=r"need at least \d+ bytes, but the device has 1000: "):
+        plan(budget=gpu(1000))
+
+
+@pytest.mark.parametrize("device", [1, 3, 10**9 + 7, 80 << 30, 85_899_345_921])
+@pytest.mark.parametrize("share", [0.06, 0.1, 0.3333333, 0.9, 1.0])
+def test_the_smallest_share_gives_what_is_needed_and_hardly_more(device: int, share: float):
+    needed = int(device * share)
+    found = smallest_share(needed, device)
+    assert int(device * found) >= needed
+    assert found <= max(needed / device + 2e-4, 0.05)
+    assert float(f"{found:.4f}") == found
+
+
+def cpu(there: int) -> MemoryBudget:
+    return MemoryBudget(there, 10_000_000, None)
+
+
+def test_on_a_cpu_the_sum_must_be_there():
+    got = plan(budget=cpu(1 << 40), kv_cache_bytes=50 * PAGE_BYTES, programs=500)
+    assert got.total_bytes == 10_000_000 + WEIGHTS + 500 + 50 * PAGE_BYTES
+    got.check()
+    plan(budget=cpu(got.total_bytes), kv_cache_bytes=50 * PAGE_BYTES, programs=500).check()
+
+
+def test_a_pool_that_is_not_there_is_refused_with_the_ones_that_would_fit():
+    room = plan(budget=cpu(0), kv_cache_bytes=PAGE_BYTES * 45, programs=500).total_bytes
+    budget = cpu(room + PAGE_BYTES - 1)
+    fields: dict[str, Any] = {"budget": budget, "programs": 500, "max_model_len": 640}
+    too_large = plan(kv_cache_bytes=100 * PAGE_BYTES, **fields)
+    with pytest.raises(ConfigError) as caught:
+        too_large.check()
+    least, most = 40 * PAGE_BYTES, 45 * PAGE_BYTES
+    assert str(caught.value) == (
+        f"process 10000000 + weights {WEIGHTS} + programs 500 + kv_pool {100 * PAGE_BYTES} = "
+        f"{too_large.total_bytes} bytes are planned, but there are {budget.total_bytes}; "
+        f"give the pool from {least} to {most} bytes (--kv-cache-memory {most})"
+    )
+    plan(kv_cache_bytes=most, **fields).check()
+    plan(kv_cache_bytes=least, **fields).check()
+    with pytest.raises(ConfigError):
+        plan(kv_cache_bytes=least - 1, **fields)
+    with pytest.raises(ConfigError):
+        plan(kv_cache_bytes=most + PAGE_BYTES, **fields).check()
+
+
+def test_memory_in_which_nothing_fits_is_refused_with_what_is_needed():
+    contexts: list[tuple[dict[str, Any], int]] = [({"max_model_len": 640}, 40), ({}, 1)]
+    for context, pages in contexts:
+        got = plan(budget=cpu(1000), kv_cache_bytes=50 * PAGE_BYTES, **context)
+        needed = 10_000_000 + WEIGHTS + pages * PAGE_BYTES
+        with pytest.raises(ConfigError, match=rf"with the smallest pool they need {needed}$"):
+            got.check()
+
+
+def test_unknown_memory_is_not_checked():
+    plan(kv_cache_bytes=50 * PAGE_BYTES, programs=1 << 60).check()
+
+
+def test_the_sum_is_told():
+    mib = 1 << 20
+    got = MemoryPlan(
+        20 * mib, 3 * mib, mib, 100, 16, 640, 1, MemoryBudget(2000 * mib, 7 * mib, None)
+    )
+    assert got.by_kind() == {
+        "process": 7 * mib,
+        "weights": 20 * mib,
+        "programs": 3 * mib,
+        "kv_pool": 100 * mib,
+    }
+    assert got.line() == (
+        "process 7 MiB + weights 20 MiB + programs 3 MiB + KV pool 100 MiB "
+        "(100 pages of 16 tokens) = 130 MiB of 2,000 MiB"
+    )
+    on_gpu = MemoryPlan(20 * mib, 3 * mib, mib, 100, 16, 640, 1, gpu(1000 * mib))
+    assert on_gpu.line().startswith("weights 20 MiB + ")
+    assert on_gpu.line().endswith(" = 123 MiB of 900 MiB")
 
 
 def test_a_pool_smaller_than_the_context_shortens_it_where_that_was_left_open():
@@ -107,7 +209,7 @@ def test_a_wanted_context_is_kept_or_refused():
         plan(max_model_len=81, kv_cache_bytes=5 * PAGE_BYTES)
     assert str(caught.value) == (
         "the KV pool has room for 80 tokens, but one sequence may have 81; give it at least "
-        f"{6 * PAGE_BYTES} bytes (--kv-cache-memory) or lower max_model_len"
+        f"{6 * PAGE_BYTES} bytes (--kv-cache-memory {6 * PAGE_BYTES}) or lower max_model_len"
     )
     assert plan(max_model_len=81, kv_cache_bytes=6 * PAGE_BYTES).max_model_len == 81
 
@@ -119,8 +221,9 @@ def test_a_context_over_the_models_is_refused():
 
 
 def test_a_pool_without_a_page_is_refused():
-    with pytest.raises(ConfigError, match="room for 0 tokens"):
+    with pytest.raises(ConfigError, match=rf"room for 0 .* may have 16; .* least {PAGE_BYTES} "):
         plan(kv_cache_bytes=PAGE_BYTES - 1)
+    assert plan(kv_cache_bytes=PAGE_BYTES).num_pages == 1
 
 
 def test_the_scheduler_gets_the_resolved_context():

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
-from collections.abc import Iterator
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib.version
 import numpy as np
 import pytest
 
-from jaxinfer.runtime import program_cache
-from jaxinfer.runtime.aot import CompileCounter, Program, Programs, make_ready
-from jaxinfer.runtime.program_cache import MAX_KEYS, ProgramCache, program_key
+from jaxinfer.runtime.aot import Program, Programs, make_ready, measure
+from jaxinfer.runtime.compile_counter import CompileCounter
+from jaxinfer.runtime.program_cache import MAGIC, MAX_KEYS, PARTIAL, ProgramCache
+from tests.program_files import remade, with_body
 
 SHAPE = jax.ShapeDtypeStruct((8,), np.float32)
 INPUT = np.arange(8, dtype=np.float32)
-FACTORS = {"decode rows=8": 2.0, "decode rows=16": 3.0, "sample rows=8 greedy": 5.0}
+FACTORS = {"decode rows=8 layer": 2.0, "decode rows=16 layer": 3.0, "sample rows=8 greedy": 5.0}
+ROOT = Path(__file__).parents[2]
 
 
 def scaled(x: jax.Array, factor: float) -> jax.Array:
@@ -100,54 +103,124 @@ def test_without_a_cache_all_is_compiled_and_nothing_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def damage(kind: str, content: bytes) -> bytes:
-    foreign = pickle.dumps("not a program")
-    return {
-        "truncated": content[: len(content) // 2],
-        "cut in its digest": content[:10],
-        "empty": b"",
-        "a flipped byte": content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
-        "foreign": b"#!/bin/sh\necho hello\n" * 50,
-        "a pickle of something else": hashlib.sha256(foreign).digest() + foreign,
-        "no pickle, right digest": hashlib.sha256(b"x" * 99).digest() + b"x" * 99,
-    }[kind]
+DAMAGED = "is damaged"
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "half": (lambda c: c[: len(c) // 2], DAMAGED),
+    "one byte less": (lambda c: c[:-1], DAMAGED),
+    "cut in its digest": (lambda c: c[: len(MAGIC) + 10], DAMAGED),
+    "cut in its magic": (lambda c: c[:10], "is not a program of this version"),
+    "empty": (lambda c: b"", "is not a program of this version"),
+    "an older format": (lambda c: c[len(MAGIC) :], "is not a program of this version"),
+    "foreign": (lambda c: b"#!/bin/sh\necho hello\n" * 50, "is not a program of this version"),
+    "another key": (lambda c: remade(c, key="other"), "is of another key, other"),
+    "another name": (lambda c: remade(c, name="x rows=8"), "is another program, x rows=8"),
+    "no pickle": (lambda c: with_body(c, b"x" * 99), "cannot be loaded"),
+    "a pickle of something else": (lambda c: with_body(c, pickle.dumps("x")), "cannot be loaded"),
+}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "truncated",
-        "cut in its digest",
-        "empty",
-        "a flipped byte",
-        "foreign",
-        "a pickle of something else",
-        "no pickle, right digest",
-    ],
-)
+@pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_file_is_reported_and_compiled_again(
     root: Path, kind: str, caplog: pytest.LogCaptureFixture
 ):
+    damage, reason = DAMAGES[kind]
     victim = next(f for f in files(root) if "16" in f.name)
-    victim.write_bytes(damage(kind, victim.read_bytes()))
+    victim.write_bytes(damage(victim.read_bytes()))
     programs = make_ready(toy_programs(), ProgramCache(root, "key"))
     assert (programs.num_compiled, programs.num_loaded) == (1, 2)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert str(victim) in record.getMessage()
-    assert "compiling decode rows=16 again" in record.getMessage()
+    message = record.getMessage()
+    assert message.startswith(f"{victim}: {reason}")
+    assert message.endswith("; compiling decode rows=16 layer again")
     assert_right(programs)
     caplog.clear()
     assert make_ready(toy_programs(), ProgramCache(root, "key")).num_loaded == 3  # and kept again
     assert not caplog.records
 
 
-def test_a_deleted_file_is_compiled_again_without_a_word(
+def test_a_byte_flipped_anywhere_is_noticed(root: Path, caplog: pytest.LogCaptureFixture):
+    cache, victim = ProgramCache(root, "key"), files(root)[0]
+    (name,) = (n for n in FACTORS if cache._file(n) == victim)
+    content = victim.read_bytes()
+    places = [*range(60), *np.random.default_rng(0).integers(0, len(content), 60), -1]
+    for at in places:
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << int(at) % 8
+        victim.write_bytes(flipped)
+        assert cache.load(name) is None
+        assert cache.memory(name) is None
+    assert len(caplog.records) == 2 * len(places)
+    victim.write_bytes(content)
+    assert cache.load(name) is not None
+
+
+def test_another_programs_file_under_this_name_is_refused(
     root: Path, caplog: pytest.LogCaptureFixture
 ):
-    files(root)[0].unlink()
+    first, second, _ = files(root)
+    contents = first.read_bytes(), second.read_bytes()
+    first.write_bytes(contents[1])
+    second.write_bytes(contents[0])
+    programs = make_ready(toy_programs(), ProgramCache(root, "key"))
+    assert (programs.num_compiled, programs.num_loaded) == (2, 1)
+    assert all("is another program, decode rows=" in r.getMessage() for r in caplog.records)
+    assert_right(programs)
+
+
+def test_a_file_of_another_key_is_refused(root: Path, caplog: pytest.LogCaptureFixture):
+    shutil.copytree(root / "key", root / "other")
+    programs = make_ready(toy_programs(), ProgramCache(root, "other"))
+    assert programs.num_compiled == 3
+    assert all("is of another key, key; " in r.getMessage() for r in caplog.records)
+
+
+def test_a_folder_in_the_place_of_a_file_is_left_alone(
+    root: Path, caplog: pytest.LogCaptureFixture
+):
+    victim = files(root)[0]
+    victim.unlink()
+    victim.mkdir()
+    programs = make_ready(toy_programs(), ProgramCache(root, "key"))
+    assert (programs.num_compiled, programs.num_loaded) == (1, 2)
+    assert_right(programs)
+    read, written = (record.getMessage() for record in caplog.records)
+    assert "cannot be read (Is a directory)" in read
+    assert "cannot be written" in written
+    assert victim.is_dir()
+
+
+def test_a_file_that_may_not_be_read_is_replaced(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    victim, read = files(root)[0], Path.read_bytes
+
+    def refuse(path: Path) -> bytes:  # root may read everything
+        if path == victim:
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     assert make_ready(toy_programs(), ProgramCache(root, "key")).num_compiled == 1
-    assert not caplog.records
+    assert "cannot be read (Permission denied); compiling" in caplog.text
+    monkeypatch.undo()
+    assert make_ready(toy_programs(), ProgramCache(root, "key")).num_loaded == 3
+
+
+def test_a_deleted_file_is_compiled_again_and_told(root: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "jaxinfer")
+    victim = files(root)[0]
+    victim.unlink()
+    assert make_ready(toy_programs(), ProgramCache(root, "key")).num_compiled == 1
+    (record,) = (r for r in caplog.records if r.name.startswith("jaxinfer"))
+    assert record.levelname == "INFO"
+    assert record.getMessage().startswith(f"{victim}: is missing; compiling ")
+
+
+def test_the_first_start_misses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "jaxinfer")
+    make_ready(toy_programs(), ProgramCache(tmp_path, "key"))
+    assert not [r for r in caplog.records if r.name.startswith("jaxinfer")]
 
 
 def test_another_key_finds_nothing(root: Path):
@@ -186,43 +259,126 @@ def test_a_program_that_cannot_be_lowered_is_an_error(tmp_path: Path):
         make_ready([Program("broken", broken)], ProgramCache(tmp_path, "key"))
 
 
-def test_trim_keeps_the_keys_that_were_used_last(tmp_path: Path):
-    for age in range(MAX_KEYS + 3):
-        folder = tmp_path / f"key{age}"
+def make_keys(root: Path, number: int, size: int) -> None:
+    """key0 is the one that was used last."""
+    for age in range(number):
+        folder = root / f"key{age}"
         folder.mkdir()
-        (folder / "program.bin").write_bytes(b"x")
+        (folder / "program.bin").write_bytes(b"x" * size)
         os.utime(folder, (1e9 - age, 1e9 - age))
-    (tmp_path / "a file").write_text("is left alone")
+    (root / "a file").write_text("is left alone")
+
+
+def names(root: Path) -> set[str]:
+    return {f.name for f in root.iterdir()} - {"a file"}
+
+
+def test_trim_keeps_the_keys_that_were_used_last(tmp_path: Path):
+    make_keys(tmp_path, MAX_KEYS + 3, 1)
     oldest = f"key{MAX_KEYS + 2}"
     ProgramCache(tmp_path, oldest).trim()
-    kept = {f.name for f in tmp_path.iterdir()}
-    assert kept == {"a file", oldest, *(f"key{age}" for age in range(MAX_KEYS - 1))}
-
-
-def test_a_key_is_its_facts_in_order():
-    assert program_key(("a", 1)) == program_key(["a", 1])
-    keys = {program_key(facts) for facts in ((), ("a",), ("a", 1), (1, "a"), ("a1",), ("a", "1"))}
-    assert len(keys) == 6
-    assert all(len(key) == 24 for key in keys)
+    assert names(tmp_path) == {oldest, *(f"key{age}" for age in range(MAX_KEYS - 1))}
+    assert (tmp_path / "a file").exists()
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "value"),
-    [
-        (jax, "__version__", "9.9"),
-        (jaxlib.version, "__version__", "9.9"),
-        (os, "cpu_count", lambda: 77),
-        (program_cache, "_cpu_features", lambda: "flags: none"),
-        (program_cache, "SOURCES", ("pallas_kernels/*.py",)),
-    ],
-    ids=["jax", "jaxlib", "cores", "cpu", "source"],
+    ("max_bytes", "left"),
+    [(500, 5), (499, 4), (300, 3), (250, 2), (100, 1), (99, 1), (1, 1)],
 )
-def test_a_key_changes_with_what_a_program_depends_on(
-    module: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+def test_trim_bounds_the_bytes_and_never_removes_its_own_key(
+    tmp_path: Path, max_bytes: int, left: int
 ):
-    before = program_key(("fact",))
-    monkeypatch.setattr(module, name, value)
-    assert program_key(("fact",)) != before
+    make_keys(tmp_path, 5, 100)
+    ProgramCache(tmp_path, "key4", max_bytes=max_bytes).trim()  # the oldest until now
+    assert names(tmp_path) == {"key4", "key0", "key1", "key2", "key3"} - {
+        f"key{age}" for age in range(left - 1, 4)
+    }
+
+
+def test_a_key_in_use_is_the_newest_from_its_start_on(tmp_path: Path):
+    """Another process that ends its start meanwhile does not remove it."""
+    make_keys(tmp_path, 3, 100)
+    ProgramCache(tmp_path, "key2")
+    ProgramCache(tmp_path, "key1", max_bytes=200).trim()
+    assert names(tmp_path) == {"key1", "key2"}
+
+
+def test_what_a_killed_process_left_is_removed_after_an_hour(root: Path):
+    old, new = root / "key" / f"a{PARTIAL}", root / "key" / f"b{PARTIAL}"
+    for file in (old, new):
+        file.write_bytes(b"x")
+    os.utime(old, (1e9, 1e9))
+    make_ready(toy_programs(), ProgramCache(root, "key"))
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_what_a_program_needs_is_kept_with_it(root: Path):
+    compiled, loaded = make_ready(toy_programs(), None), ProgramCache(root, "key")
+    for name in FACTORS:
+        memory = loaded.memory(name)
+        assert memory is not None
+        told: Any = compiled[name].memory_analysis()
+        assert memory.temp_bytes == told.temp_size_in_bytes
+        assert memory.output_bytes == told.output_size_in_bytes == 8 * 4
+        assert memory.alias_bytes == 0
+        assert memory.code_bytes > 1000
+
+
+def test_measuring_asks_the_cache_first_and_then_the_compiler(
+    tmp_path: Path, counter: CompileCounter
+):
+    cache = ProgramCache(tmp_path, "key")
+    first = measure(toy_programs(), cache)
+    assert counter.count == 3
+    assert measure(toy_programs(), ProgramCache(tmp_path, "key")) == first
+    assert counter.count == 3
+    assert first.keys() == FACTORS.keys()
+
+
+def test_an_error_of_the_caller_ends_the_work(tmp_path: Path):
+    seen: list[str] = []
+
+    def stop(name: str) -> None:
+        seen.append(name)
+        raise TimeoutError("enough")
+
+    many = [Program(f"{i}", toy_programs()[0].lower) for i in range(50)]
+    with pytest.raises(TimeoutError, match="enough"):
+        make_ready(many, None, on_ready=stop)
+    assert len(seen) < 25
+
+
+PROCESS = """
+import logging, sys
+from pathlib import Path
+logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
+from jaxinfer.runtime.aot import make_ready
+from jaxinfer.runtime.program_cache import ProgramCache
+from tests.runtime.test_program_cache import assert_right, toy_programs
+print("ready", flush=True)
+input()
+programs = make_ready(toy_programs(), ProgramCache(Path(sys.argv[1]), "key"))
+assert_right(programs)
+print(programs.num_compiled + programs.num_loaded)
+"""
+
+
+def test_processes_that_start_at_once_do_not_hurt_each_other(tmp_path: Path):
+    command = [sys.executable, "-c", PROCESS, str(tmp_path)]
+    pipes: dict[str, Any] = {"stdin": -1, "stdout": -1, "stderr": subprocess.STDOUT, "text": True}
+    started: list[Any] = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in started] == ["ready\n"] * 2
+    for process in started:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in started:
+        told, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, told
+        assert "WARNING" not in told
+        assert told.splitlines()[-1] == "3"
+    assert make_ready(toy_programs(), ProgramCache(tmp_path, "key")).num_loaded == 3
+    assert len(files(tmp_path)) == 3
 
 
 def test_programs_can_be_joined():
@@ -230,20 +386,10 @@ def test_programs_can_be_joined():
     joined = make_ready(first, None).merged(make_ready(second, None))
     assert joined.num_compiled == 3
     assert_right(joined)
+    assert joined.memory.keys() == FACTORS.keys()
     assert joined.get("no such program") is None
+    less = joined.without("decode rows=16 layer")
+    assert less.by_name.keys() == less.memory.keys() == FACTORS.keys() - {"decode rows=16 layer"}
+    assert less.num_compiled == 3
     with pytest.raises(KeyError):
         joined["no such program"]
-
-
-def test_the_counter_counts_compilations_until_it_is_closed(counter: CompileCounter):
-    function = jax.jit(lambda x: x * 2 + 1)
-    function(INPUT)
-    assert counter.count == 1
-    function(INPUT)
-    assert counter.count == 1
-    function(INPUT[:4])
-    assert counter.count == 2
-    other = CompileCounter()
-    other.close()
-    function(INPUT[:2])
-    assert (counter.count, other.count) == (3, 0)

@@ -20,7 +20,7 @@ from pallas_kernels.paged_attention import QueryBlocks
 from tests.models.tiny_decoder import QWEN2, TinyDecoder, load_tiny
 
 NUM_PAGES, PAGE_SIZE = 14, 16
-BUCKETS = Buckets(rows=(8,), tokens=(16,), max_pages_per_seq=4)
+BUCKETS = Buckets(rows=(8,), tokens=(16,), max_pages_per_seq=4, max_history=128)
 STALE = 1e3  # what pages that nobody has written hold
 TABLE = [[5, 9, 2, 11], [13, 0, 7, 3]]  # of two sequences
 

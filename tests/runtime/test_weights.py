@@ -176,3 +176,21 @@ def test_a_config_that_says_nothing_of_tying_needs_a_head(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
         load_weights(checkpoint, decoder)
     checkpoint.close()
+
+
+def test_loading_can_be_ended_after_any_tensor(tmp_path: Path):
+    seen: list[int] = []
+
+    def stop() -> None:
+        seen.append(1)
+        if len(seen) == 3:
+            raise TimeoutError("enough")
+
+    checkpoint = open_checkpoint(write_checkpoint(tmp_path / "model"))
+    try:
+        decoder = decoder_for(checkpoint.config, dtype=jnp.dtype("float32"))
+        with pytest.raises(TimeoutError, match="enough"):
+            load_weights(checkpoint, decoder, on_tensor=stop)
+    finally:
+        checkpoint.close()
+    assert len(seen) == 3

@@ -499,7 +499,7 @@ def test_finishing_twice_is_once():
 
 
 def test_a_scheduler_needs_a_resolved_length_and_wide_enough_page_tables():
-    buckets = Buckets((8,), (16,), max_pages_per_seq=2)
+    buckets = Buckets((8,), (16,), max_pages_per_seq=2, max_history=128)
     with pytest.raises(ConfigError, match="resolved"):
         Scheduler(SchedulerConfig(), PagePool(8, SIZE), buckets)
     with pytest.raises(ConfigError, match="too narrow"):

@@ -42,6 +42,8 @@ def main(step_s: float, kind: str, argv: list[str]) -> int:
             max_model_len=MAX_MODEL_LEN,
             version="v1",
             generation_config=None if kind == "unready" else {"temperature": 0.5, "top_p": 7},
+            memory_bytes={"weights": 1000, "kv_pool": 2000},
+            compile_events=lambda: {"startup": 3, "serving": 0},
             summary={
                 "num_kv_tokens": 512,
                 "max_concurrency": 2.0,

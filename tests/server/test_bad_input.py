@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -123,6 +124,12 @@ def test_a_prompt_one_short_of_the_context_gets_one_token(house: House):
         ("top_p", [0, -1, 1.1, "x"]),
         ("top_k", [-2, 1.5, "5"]),
         ("min_p", [-0.1, 1.1]),
+        ("presence_penalty", [-2.1, 3, "1", True, [1], 10**400]),
+        ("frequency_penalty", [-2.1, 3, "1", False]),
+        ("repetition_penalty", [0, -1, "1", True]),
+        ("logit_bias", [{"999999": 5}, {"-1": 5}, {"abc": 1}, {"257": 1}, {"1.5": 1}, {"": 1}]),
+        ("logit_bias", [{"5": 101}, {"5": "1"}, {"5": True}, {"5": None}, [5], "5", 5]),
+        ("logit_bias", [{"5": 1, "05": 1}, {str(i): 1 for i in range(301)}]),
         ("min_tokens", [-1, 17, 1.5]),
         ("n", [0, -1, 17, 1.5, "2"]),
         ("seed", [1.5, "x", 2**63, -(2**63) - 1]),
@@ -171,11 +178,7 @@ def test_chats_own_fields_are_checked(house: House, fields: dict[str, Any], para
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
-        ("repetition_penalty", 1.1),
-        ("logit_bias", {"5": 1}),
-        ("logit_bias", {"abc": 1}),
+        ("length_penalty", 0.5),
         ("echo", True),
         ("best_of", 2),
         ("suffix", "x"),
@@ -196,10 +199,7 @@ def test_a_field_without_its_feature_is_refused_by_name(house: House, field: str
 
 def test_neutral_values_of_absent_features_are_accepted(house: House):
     neutral = {
-        "presence_penalty": 0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "logit_bias": {},
+        "length_penalty": 1.0,
         "echo": False,
         "best_of": 1,
         "suffix": None,
@@ -216,6 +216,34 @@ def test_neutral_values_of_absent_features_are_accepted(house: House):
     }
     for call in (house.complete, house.chat):
         assert call("a", max_tokens=1, **neutral).status_code == 200
+
+
+NO_PENALTIES = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": {},
+}
+
+
+@pytest.mark.parametrize("values", [NO_PENALTIES, dict.fromkeys(NO_PENALTIES)])
+def test_neutral_and_null_penalties_are_no_penalties(house: House, values: dict[str, Any]):
+    for call in (house.complete, house.chat):
+        assert call("a", max_tokens=1, **values).status_code == 200
+
+
+@pytest.mark.parametrize("bias", [{"999999": 5}, {"-1": 5}, {"abc": 1}])
+def test_a_wrong_logit_bias_does_not_touch_a_request_that_runs(house: House, bias: dict[str, int]):
+    """FAILURES F17."""
+    fields = {"max_tokens": 30, "temperature": 0, "logprobs": 1}
+    alone = house.complete("a", **fields).json()["choices"]
+    before, house.runner.step_s = house.runner.num_steps, 0.01
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(house.complete, "a", **fields)
+        house.wait_until(lambda: house.runner.num_steps > before + 2)
+        check(house.complete("a", logit_bias=bias), param="logit_bias")
+        assert running.result().json()["choices"] == alone
+    house.runner.step_s = 0.0
 
 
 def test_unknown_fields_are_accepted_and_logged_once(house: House, caplog):

@@ -37,6 +37,11 @@ def samples(metrics: Metrics) -> dict[str, float]:
     return found
 
 
+def compilations(metrics: Metrics) -> list[float]:
+    found = samples(metrics)
+    return [found[f"compile_events_total[phase={phase}]"] for phase in ("startup", "serving")]
+
+
 def step(num_tokens: int, num_padded: int, num_sampled: int) -> StepStats:
     return StepStats("decode", num_sampled, num_tokens, num_padded, num_sampled, 0.01)
 
@@ -70,12 +75,14 @@ def test_counters_since_start_are_not_counted_twice():
 
 
 def test_gauges_are_read_at_the_scrape():
-    metrics = Metrics("m")
+    metrics, compiled = Metrics("m"), {"startup": 9, "serving": 0}
     metrics.on_loaded(
         version="v9",
         cache_config={"page_size": 64, "num_pages": 10},
+        memory_bytes={"weights": 500, "kv_pool": 1000},
         startup_s={"load": 1.5, "total": 2.5},
         pool_source=lambda: POOL,
+        compile_source=lambda: compiled,
     )
     found = samples(metrics)
     assert found["num_requests_running"] == 3
@@ -84,6 +91,11 @@ def test_gauges_are_read_at_the_scrape():
     assert [found[f"kv_pages[state={s}]"] for s in ("used", "cached", "free")] == [4, 5, 1]
     assert found["startup_seconds[phase=load]"] == 1.5
     assert found["weights_version_info[version=v9]"] == 1
+    assert found["memory_bytes[kind=weights]"] == 500
+    assert found["memory_bytes[kind=kv_pool]"] == 1000
+    assert compilations(metrics) == [9, 0]
+    compiled["serving"] = 2
+    assert compilations(metrics) == compilations(metrics) == [9, 2]
     assert found["cache_config_info[num_pages=10,page_size=64]"] == 1
     assert found["process_resident_memory_bytes"] > 2**20
 
@@ -130,6 +142,10 @@ def test_a_gap_of_several_tokens_counts_for_each():
     assert found["inter_token_latency_seconds_bucket[le=0.01]"] == 3
     assert found["time_to_first_token_seconds_bucket[le=0.1]"] == 0
     assert found["time_to_first_token_seconds_bucket[le=0.25]"] == 1
+
+
+def test_before_the_model_is_there_nothing_was_compiled():
+    assert compilations(Metrics("m")) == [0, 0]
 
 
 def test_refusals_are_counted_by_our_own_words_only():

@@ -60,10 +60,10 @@ def test_every_absent_feature_has_neutral_values_and_refuses_the_others(name: st
         assert caught.value.param == name
 
 
-def test_false_is_not_zero():
+def test_true_is_not_one():
     with pytest.raises(InvalidRequest):
-        check_supported({"presence_penalty": False})
-    check_supported({"presence_penalty": 0.0})
+        check_supported({"best_of": True})
+    check_supported({"best_of": 1.0})
 
 
 def test_whole_numbers_are_taken_for_floats():
@@ -122,6 +122,10 @@ def test_every_sampling_field_is_passed_on():
             top_p=0.9,
             top_k=3,
             min_p=0.1,
+            presence_penalty=0.5,
+            frequency_penalty=-1,
+            repetition_penalty=1.25,
+            logit_bias={"8": 1, "7": -2.5},
             seed=-4,
             n=2,
             stop=["x"],
@@ -141,6 +145,10 @@ def test_every_sampling_field_is_passed_on():
         top_p=0.9,
         top_k=3,
         min_p=0.1,
+        presence_penalty=0.5,
+        frequency_penalty=-1,
+        repetition_penalty=1.25,
+        logit_bias={7: -2.5, 8: 1},
         seed=-4,
         n=2,
         stop=("x",),
@@ -169,6 +177,20 @@ def test_stop_tokens_must_be_in_the_vocabulary():
         completion_sampling(completion(stop_token_ids=[100]), {}, 100)
 
 
+def test_tokens_with_a_bias_must_be_in_the_vocabulary():
+    completion_sampling(completion(logit_bias={"99": 1}), {}, 100)
+    with pytest.raises(InvalidRequest, match="logit_bias must be below the vocabulary's 100"):
+        completion_sampling(completion(logit_bias={"5": 1, "100": 1}), {}, 100)
+
+
+def test_a_models_repetition_penalty_is_a_default_that_a_request_can_turn_off():
+    defaults = usable_defaults({"repetition_penalty": 1.1})
+    assert completion_sampling(completion(), defaults, 9).repetition_penalty == 1.1
+    given = completion(repetition_penalty=1)
+    assert not completion_sampling(given, defaults, 9).has_penalties
+    assert usable_defaults({"repetition_penalty": -1}) == {}
+
+
 def test_of_a_generation_config_only_usable_sampling_fields_count(caplog):
     caplog.set_level(logging.WARNING)
     config = {
@@ -181,11 +203,11 @@ def test_of_a_generation_config_only_usable_sampling_fields_count(caplog):
         "max_new_tokens": 5,
         "min_p": None,
     }
-    assert usable_defaults(config) == {"temperature": 0.6, "top_k": 20}
+    usable = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
+    assert usable_defaults(config) == usable
     assert "top_p" in caplog.text
-    assert "repetition_penalty" in caplog.text
 
 
 def test_an_empty_generation_config_warns_of_nothing(caplog):
-    assert usable_defaults({"repetition_penalty": 1.0}) == {}
+    assert usable_defaults({"repetition_penalty": None}) == {}
     assert not caplog.records

@@ -109,6 +109,7 @@ EXAMPLES = {
     "max-queued-requests": "5",
     "request-timeout": "6",
     "shutdown-timeout": "7",
+    "compile-only": "true",
     "log-level": "error",
     "log-format": "json",
 }
@@ -123,7 +124,7 @@ def test_flag_environment_and_file_mean_the_same_for_every_flag(tmp_path: Path):
         text = examples[flag.name]
         argv = [f"--{flag.name}", text]
         if flag.read is switch:
-            argv = [f"--no-{flag.name}"]
+            argv = [f"--{flag.name}" if switch(text) else f"--no-{flag.name}"]
         file = tmp_path / "c.yaml"
         file.write_text(f"{flag.name}: {text!r}\n")
         by_flag = settings(*argv)

@@ -1,0 +1,86 @@
+"""The model under test: any number of engines over one set of programs, weights and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.exactness.session import Session
+from bench.exactness.trace import Trace
+from bench.exactness.watch import Watch
+from jaxinfer.build import Built
+from jaxinfer.config import SchedulerConfig
+from jaxinfer.engine import Runner
+from jaxinfer.scheduling.buckets import Buckets
+from jaxinfer.scheduling.page_pool import PagePool
+from jaxinfer.scheduling.request import Request
+
+Restart = Callable[[Sequence[Request]], tuple[list[Trace], str]]
+"""Requests -> what each gave, and what the build said about its programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What decides which circumstances there are."""
+
+    buckets: Buckets
+    page_size: int  # tokens
+    num_pages: int
+    max_model_len: int  # tokens of prompt and output
+
+
+def _unchanged(runner: Runner) -> Runner:
+    return runner
+
+
+class Subject:
+    """A model whose engines are made as a circumstance asks for.
+
+    Args:
+        restart: runs requests on the same model after a restart (bench/exactness/restart.py).
+        around: puts a runner around the model's own, e.g. one that errs.
+    """
+
+    def __init__(
+        self,
+        built: Built,
+        *,
+        restart: Restart | None = None,
+        around: Callable[[Runner], Runner] = _unchanged,
+    ):
+        self.limits = Limits(
+            built.buckets, built.plan.page_size, built.plan.num_pages, built.max_model_len
+        )
+        self.restart = restart
+        self.vocab_size = built.engine.vocab_size
+        self._built = built
+        self._around = around
+
+    def session(
+        self,
+        *,
+        max_tokens: int = 0,
+        num_pages: int = 0,
+        cache: bool = True,
+        shuffle: np.random.Generator | None = None,
+    ) -> Session:
+        """A new engine with an empty prefix index, over pages that hold what was left there.
+
+        Args:
+            max_tokens, num_pages: of a step and of the pool; 0: what the programs were made for.
+            cache: whether there is a prefix index at all.
+            shuffle: puts the free pages into another order.
+        """
+        limits = self.limits
+        pool = PagePool(num_pages or limits.num_pages, limits.page_size, cache)
+        if shuffle is not None:
+            pool.release(shuffle.permutation(pool.allocate(pool.num_pages)).tolist())
+        config = SchedulerConfig(
+            max_num_seqs=limits.buckets.max_rows,
+            max_num_batched_tokens=max_tokens or limits.buckets.max_tokens,
+            max_model_len=limits.max_model_len,
+        )
+        watch = Watch(self._around(self._built.runner), limits.page_size)
+        return Session(self._built.another_engine(config, pool, runner=watch), watch)
