@@ -197,6 +197,5 @@ def test_versions_of_the_weights_take_turns_and_never_share_a_step():
         for i in range(2):
             assert answers[f"{version} {i}", 0].token_ids == greedy_continuation((i, 3), 6)
     versions = [batch.version for batch in runner.batches]
-    assert versions[0] == "v1"  # it was there first
-    assert versions[1:9] == ["v1", "v2"] * 4
+    assert versions[:8] == ["v1", "v2"] * 4
     assert runner.faults == []
