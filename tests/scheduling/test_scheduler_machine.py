@@ -155,6 +155,6 @@ def test_many_more_orders_of_events():
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=4000, stateful_step_count=60, deadline=None, derandomize=True
+            max_examples=2000, stateful_step_count=50, deadline=None, derandomize=True
         ),
     )
