@@ -26,8 +26,8 @@ of a penalized step carries it (2.4 kB)."""
 GREEDY_TEMPERATURE = 1e-5  # below this the arg-max is taken
 MIN_MEMORY_UTILIZATION = 0.05
 MIN_ROWS = 8
-"""Rows of the smallest program. XLA CPU computes a product of 2..7 rows in another order, so the
-bits of a row would depend on its company (ARCHITECTURE, exactness)."""
+"""Rows of the smallest program. XLA CPU computes a product of one row, and sums over a few rows, in
+another order: the bits of a row would depend on its company (ARCHITECTURE, exactness)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class SchedulerConfig:
     max_model_len: int | None = None  # tokens of prompt and output; None: the model's own limit
 
     def __post_init__(self) -> None:
-        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 16)):
+        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 8)):
             value = getattr(self, name)
             if value < low:
                 raise ConfigError(f"{name} must be at least {low}; got {value}")

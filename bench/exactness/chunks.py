@@ -18,7 +18,7 @@ from bench.exactness.company import run_out
 from bench.exactness.probes import LASTING, Probe, neighbours
 from bench.exactness.subject import Limits
 
-SIZES = (16, 24, 32, 64, 100, 128, 256, 512)
+SIZES = (8, 16, 24, 32, 64, 100, 128, 256, 512)
 SMALL_SIZES = (1, 3, 8)  # what decoding neighbours leave of the smallest step
 MAX_SMALL_CHUNKS = 20  # of a prompt, so that a run ends soon
 NUM_TOKENS = 4
