@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -259,6 +260,7 @@ class _Serving:
             pool_source=lambda: engine.pool_stats,
             compile_source=built.compile_events,
         )
+        _spare_what_stays()
         for line in ready_lines(built.summary, seconds):
             self._say(line)
         self._say(route_line())
@@ -289,3 +291,11 @@ class _Serving:
     def _url(self) -> str:
         host, port = self._listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _spare_what_stays() -> None:
+    """What was made so far lives as long as the server. A full garbage collection would look at all
+    of it again (150,000 objects, 0.1 to 0.25 s) while every stream stands still.
+    """
+    gc.collect()
+    gc.freeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -18,6 +19,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from jaxinfer.server.lifecycle import _spare_what_stays
 
 ROOT = Path(__file__).parents[2]
 
@@ -264,3 +267,13 @@ def test_the_server_half_never_imports_jax():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_a_start_leaves_is_spared_by_later_collections():
+    before = gc.get_freeze_count()
+    try:
+        _spare_what_stays()
+        assert gc.get_freeze_count() > before + 10_000
+        assert gc.collect() < 1_000
+    finally:
+        gc.unfreeze()
