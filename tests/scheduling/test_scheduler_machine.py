@@ -151,6 +151,7 @@ TestScheduler = SchedulerMachine.TestCase
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_many_more_orders_of_events():
     run_state_machine_as_test(
         SchedulerMachine,
