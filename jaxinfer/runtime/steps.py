@@ -1,4 +1,4 @@
-"""The jitted programs, and nothing else jitted.
+"""The jitted programs; nothing else is jitted but the zeros of the pool (kv_cache.py).
 
 A step is begin (embedding, rotary tables), the layers one after the other, and end (last norm, the
 rows to sample); sampling applies the head and draws. Two ways to run the layers:
