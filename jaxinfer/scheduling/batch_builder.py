@@ -14,19 +14,19 @@ from jaxinfer.scheduling.batch import AttentionBlocks, Batch, Int32, SamplingBat
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.penalties import penalties_of
 from jaxinfer.scheduling.running_table import VARIANTS, RunningTable, Seats
-from jaxinfer.scheduling.scheduled import Rows
+from jaxinfer.scheduling.scheduled import Places, Rows
 from jaxinfer.scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class _Lasting:
-    """What a step can take over from the one before it, if the same sequences are in it."""
+class _Formation:
+    """A decode step, of which the next one takes over what stays if the same sequences go on."""
 
-    num_sat: int
-    seats: Seats
-    sampling: SamplingBatch  # but for its positions and penalties
-    num_writes: int
-    page_table: Int32
+    given: Seats  # in the order of the call
+    num_sat: int  # RunningTable.num_sat: a seat is somebody else's only after it has grown
+    num_writes: int  # RunningTable.num_writes: page tables are these until it has grown
+    rows: Rows
+    batch: Batch
 
 
 class BatchBuilder:
@@ -35,20 +35,44 @@ class BatchBuilder:
     def __init__(self, buckets: Buckets, table: RunningTable):
         self._buckets = buckets
         self._table = table
-        self._last: _Lasting | None = None
+        self._last: _Formation | None = None
 
     def decode(self, seats: Seats, version: str) -> tuple[Rows, Batch]:
         """One token for each sequence, all behind by one; rows in rising context length."""
-        at = self._table.num_scheduled[seats]
-        if (at[1:] < at[:-1]).any():
-            order = np.argsort(at, kind="stable")
-            seats, at = seats[order], at[order]
-        num_rows = len(seats)
+        formation = self._further(seats) or self._formed(seats, version)
+        # If somebody's newest token comes from the host now, it will not in the next step.
+        self._last = None if len(formation.rows.fresh) else formation
+        return formation.rows, formation.batch
+
+    def _further(self, given: Seats) -> _Formation | None:
+        """The last step's sequences a token further; None if they or their order are others."""
+        last, table = self._last, self._table
+        if (
+            last is None
+            or last.num_sat != table.num_sat
+            or not np.array_equal(last.given, given)
+            or _falls(at := table.num_scheduled[last.rows.seats])
+        ):
+            return None
+        rows, batch = last.rows, last.batch
+        is_written = last.num_writes != table.num_writes
+        pages = table.gather(rows.seats, batch.bucket) if is_written else batch.page_table
+        further = replace(
+            batch,
+            positions=_padded(at, batch.bucket, -1),
+            page_table=pages,
+            sampling=self._drawing(batch.sampling, rows.seats, at + 1),
+        )
+        return _Formation(given, table.num_sat, table.num_writes, rows, further)
+
+    def _formed(self, given: Seats, version: str) -> _Formation:
+        table, num_rows = self._table, len(given)
+        seats = given[np.argsort(table.num_scheduled[given], kind="stable")]
+        at = table.num_scheduled[seats]
         bucket = self._buckets.rows_for(num_rows)
-        lasting = self._lasting(seats, bucket)
-        token_ids, from_seat = np.zeros(bucket, np.int32), np.full(bucket, -1, np.int32)
-        self._write_newest(seats, np.arange(num_rows), token_ids, from_seat)
         places = np.arange(num_rows, dtype=np.int32)
+        token_ids, from_seat = np.zeros(bucket, np.int32), np.full(bucket, -1, np.int32)
+        fresh = self._write_newest(seats, places, token_ids, from_seat)
         batch = Batch(
             kind="decode",
             bucket=bucket,
@@ -57,25 +81,16 @@ class BatchBuilder:
             from_seat=from_seat,
             positions=_padded(at, bucket, -1),
             rows=_padded(places, bucket, 0),
-            page_table=lasting.page_table,
+            page_table=table.gather(seats, bucket),
             blocks=None,
             sample_at=_padded(places, self._buckets.max_rows, 0),
-            sampling=self._drawing(lasting.sampling, seats, at + 1),
+            sampling=self._drawing(self._sampling(seats), seats, at + 1),
             num_seqs=num_rows,
             num_tokens=num_rows,
             num_sampled=num_rows,
         )
-        return Rows(seats, np.ones(num_rows, np.int32), np.arange(num_rows)), batch
-
-    def _lasting(self, seats: Seats, bucket: int) -> _Lasting:
-        table, last = self._table, self._last
-        is_same = last and last.num_sat == table.num_sat and np.array_equal(last.seats, seats)
-        if last and is_same and last.num_writes == table.num_writes:
-            return last
-        sampling = last.sampling if last and is_same else self._sampling(seats)
-        pages = table.gather(seats, bucket)
-        self._last = _Lasting(table.num_sat, seats, sampling, table.num_writes, pages)
-        return self._last
+        rows = Rows(seats, np.ones(num_rows, np.int32), np.arange(num_rows), fresh)
+        return _Formation(given, table.num_sat, table.num_writes, rows, batch)
 
     def prefill(
         self, decoding: Seats, others: list[Sequence], num_new: list[int], version: str
@@ -92,13 +107,14 @@ class BatchBuilder:
         rows = np.repeat(np.arange(len(seats), dtype=np.int32), lengths)
         positions = np.arange(num_tokens, dtype=np.int32) + (starts - firsts)[rows]
         token_ids, from_seat = np.zeros(bucket, np.int32), np.full(bucket, -1, np.int32)
-        self._write_newest(decoding, firsts[:num_riders], token_ids, from_seat)
+        fresh = self._write_newest(decoding, firsts[:num_riders], token_ids, from_seat)
         is_sampled = np.ones(len(seats), np.bool_)
         for row, sequence in enumerate(others, num_riders):
             start, end = int(starts[row]), int(starts[row]) + int(lengths[row])
             token_ids[firsts[row] : ends[row]] = sequence.token_ids[start:end]
             is_sampled[row] = end == len(sequence.token_ids)
         sampled = np.flatnonzero(is_sampled)
+        fresh = np.concatenate([fresh, sampled[sampled >= num_riders]])
         batch = Batch(
             kind="prefill",
             bucket=bucket,
@@ -117,16 +133,21 @@ class BatchBuilder:
             num_tokens=num_tokens,
             num_sampled=len(sampled),
         )
-        return Rows(seats, lengths, sampled), batch
+        return Rows(seats, lengths, sampled, fresh), batch
 
-    def _write_newest(self, seats: Seats, places: Any, token_ids: Int32, from_seat: Int32) -> None:
-        """The newest token of each seat at its place: that it is on the device, or its id."""
+    def _write_newest(
+        self, seats: Seats, places: Int32, token_ids: Int32, from_seat: Int32
+    ) -> Places:
+        """The newest token of each seat at its place: that it is on the device, or its id.
+
+        Returns: the rows of which the host has it.
+        """
         has_drawn = self._table.has_drawn[seats]
         from_seat[places] = np.where(has_drawn, seats, -1)
-        if not has_drawn.all():
-            known = np.flatnonzero(~has_drawn)
-            sequences = self._table.sequences(seats[known])
-            token_ids[places[known]] = [sequence.token_ids[-1] for sequence in sequences]
+        known = np.flatnonzero(~has_drawn)
+        sequences = self._table.sequences(seats[known])
+        token_ids[places[known]] = [sequence.token_ids[-1] for sequence in sequences]
+        return known
 
     def _blocks(self, bucket: int, firsts: Int32, starts: Int32, lengths: Int32) -> AttentionBlocks:
         """Query blocks of chunks at firsts[i] on the token axis, at starts[i] in their sequence."""
@@ -168,6 +189,10 @@ class BatchBuilder:
             sequences = self._table.sequences(seats)
             penalties = penalties_of(sequences, positions, bucket, self._buckets.max_history)
         return replace(sampling, positions=_padded(positions, bucket, 0), penalties=penalties)
+
+
+def _falls(numbers: Int32) -> bool:
+    return bool((numbers[1:] < numbers[:-1]).any())
 
 
 def _padded(values: Any, length: int, fill: int) -> Any:

@@ -14,6 +14,8 @@ from jaxinfer.scheduling.batch import Batch, Int32
 from jaxinfer.scheduling.running_table import Seats
 from jaxinfer.scheduling.sequence import Sequence
 
+Places = npt.NDArray[np.intp]
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -21,7 +23,8 @@ class Rows:
 
     seats: Seats
     num_new: Int32  # tokens that each of them computes
-    sampled: npt.NDArray[np.intp]  # rows whose next token is drawn, in the order of the result
+    sampled: Places  # rows whose next token is drawn, in the order of the result
+    fresh: Places  # of the sampled: those that have drawn nothing yet in their seats
 
 
 @dataclass(frozen=True, slots=True, eq=False)

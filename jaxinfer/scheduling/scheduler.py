@@ -191,20 +191,20 @@ class Scheduler:
                 draft.decoding, draft.others, draft.num_new, draft.version
             )
         else:
-            started = np.array([s.seat for s in draft.others], np.intp)
-            rows, batch = builder.decode(np.concatenate([draft.decoding, started]), draft.version)
+            seats = draft.decoding
+            if draft.others:
+                seats = np.append(seats, [s.seat for s in draft.others])
+            rows, batch = builder.decode(seats, draft.version)
         sequences = table.sequences(rows.seats)
-        draws = rows.sampled
-        has_all = len(draws) == len(sequences)
-        fresh = draws[~table.has_drawn[rows.seats[draws]]]
+        has_all = len(rows.sampled) == len(sequences)
         scheduled = Scheduled(
             batch=batch,
             rows=rows,
             sequences=sequences,
-            sampled=sequences if has_all else [sequences[row] for row in draws],
+            sampled=sequences if has_all else [sequences[row] for row in rows.sampled],
             sittings=table.sitting[rows.seats],
             filling=frozenset(draft.filling),
-            firsts=tuple(sequences[row] for row in fresh),
+            firsts=tuple([sequences[row] for row in rows.fresh]),
         )
         self._under_way.add(scheduled)
         for sequence in draft.others:
@@ -218,7 +218,7 @@ class Scheduler:
         can_draw = ~is_far & (num_scheduled + 1 < table.max_total[seats])
         decoding = seats[can_draw]
         growing = table.sequences(decoding[num_scheduled[can_draw] >= table.room[decoding]])
-        draft.budget -= len(seats) - int(is_far.sum())
+        draft.budget -= len(seats) - int(np.count_nonzero(is_far))
         chunks = self._chunks(table.sequences(seats[is_far]), draft.budget)
         num_pages = [
             max(0, pool.pages_for(s.num_scheduled_tokens + n) - len(s.page_table))
@@ -257,9 +257,8 @@ class Scheduler:
     def _schedule_by_rank(self, draft: StepDraft) -> None:
         """The same where pages are short: sequence by sequence, the best one first."""
         decoding: list[int] = []
-        draft.budget = self._max_tokens - int(
-            (~self._table.is_far[self.running.seats(draft.version)]).sum()
-        )
+        is_far = self._table.is_far[self.running.seats(draft.version)]
+        draft.budget = self._max_tokens - int(np.count_nonzero(~is_far))
         for sequence in self.running:  # may lose members at its end meanwhile
             if sequence.version != draft.version:
                 continue

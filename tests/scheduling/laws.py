@@ -26,7 +26,7 @@ def check(world: World) -> None:
             _check_waiting(world, sequence)
     _check_queues(world)
     _check_seats(world)
-    _check_lasting(world)
+    _check_formation(world)
     if not world.live:
         law(world.scheduler.pool.num_used == 0, "when all is done no page is used")
 
@@ -135,9 +135,10 @@ def _check_seats(world: World) -> None:
             law(world.device.newest[seat] == newest, "a seat holds the newest token")
 
 
-def _check_lasting(world: World) -> None:
+def _check_formation(world: World) -> None:
     """What the next decode step would take over from the last one is still so."""
     table, last = world.scheduler._table, world.scheduler._builder._last
     if last is not None and (last.num_sat, last.num_writes) == (table.num_sat, table.num_writes):
-        is_fresh = (last.page_table[: len(last.seats)] == table.page_table[last.seats]).all()
+        seats, pages = last.rows.seats, last.batch.page_table
+        is_fresh = (pages[: len(seats)] == table.page_table[seats]).all()
         law(bool(is_fresh), "page tables that are used again are fresh")

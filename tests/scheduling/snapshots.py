@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.scheduling.batch import Batch
-from jaxinfer.scheduling.batch_builder import _Lasting
+from jaxinfer.scheduling.batch_builder import _Formation
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.length_limit import LengthLimit
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.scheduled import Rows
 
-_SHARED = (Batch, Buckets, LengthLimit, Request, Rows, _Lasting)
+_SHARED = (Batch, Buckets, LengthLimit, Request, Rows, _Formation)
 
 
 class Snapshots:

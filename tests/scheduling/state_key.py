@@ -45,7 +45,7 @@ def state_key(world: World) -> int:
             pool.num_free,
             named(sorted(by_deadline, key=lambda s: s.request.deadline_s or 0.0)),
             tuple([_flight_key(scheduler, flight, named) for flight in world.flights]),
-            _lasting_key(scheduler, named),
+            _formation_key(scheduler, named),
             tuple(turns.num_running),
             tuple([(v, last_turns.index(turn)) for v, turn in turns._last_turn.items()]),
             last_turns.index(turns._num_turns),
@@ -85,10 +85,10 @@ def _flight_key(scheduler: Scheduler, flight: Flight, named: Names) -> tuple[Any
     )
 
 
-def _lasting_key(scheduler: Scheduler, named: Names) -> Any:
+def _formation_key(scheduler: Scheduler, named: Names) -> Any:
     """Who is in the decode step that the next one may take over from, and what it may take."""
     table, last = scheduler._table, scheduler._builder._last
     if last is None or last.num_sat != table.num_sat:
         return None
-    sitters = [table._sequences[seat] for seat in last.seats]
-    return None not in sitters and (named(sitters), last.num_writes == table.num_writes)
+    orders = [[table._sequences[at] for at in seats] for seats in (last.given, last.rows.seats)]
+    return None not in orders[0] and (*map(named, orders), last.num_writes == table.num_writes)
