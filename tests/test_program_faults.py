@@ -15,7 +15,7 @@ from jaxinfer.config import EngineConfig, replace
 from jaxinfer.offline import LLM
 from tests.program_files import START, remade
 from tests.tiny import tiny_engine_config, write_checkpoint
-from tests.tiny_llm import SMALL, shared_cache
+from tests.tiny_llm import SMALL
 
 PROMPTS = [[5, 6, 7], [9] * 20, list(range(40))]
 Change = Callable[[bytes, bytes], bytes | None]  # (this file, another program's) -> what is there
@@ -128,7 +128,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> World:
     model = write_checkpoint(tmp_path_factory.mktemp("model"))
-    config = tiny_engine_config(model, shared_cache(tmp_path_factory), **SMALL)
+    config = tiny_engine_config(model, tmp_path_factory.mktemp("warm"), **SMALL)
     return World(config, tmp_path_factory.mktemp("faults"))
 
 
@@ -136,7 +136,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> World:
 def test_a_damaged_cache_is_told_compiled_again_and_answers_the_same(
     tiny: World, log: pytest.LogCaptureFixture, rotation: int
 ):
-    """Two of the ten files are whole, and loaded."""
+    """Two of the eleven files are whole, and loaded."""
     tiny.check(rotation, 2, log)
 
 

@@ -41,7 +41,7 @@ def company(limits: Limits) -> Iterator[Circumstance]:
         yield shared("neighbours come and go", lasting, _come_and_go, size=least // 2)
     yield shared("a neighbour is aborted", lasting, _abort, size=least - 3)
     yield shared("rides along in a prefill step", lasting, _ride, size=least - 1)
-    yield shared("beside itself", anyone, _twins, size=least // 2)
+    yield shared("beside itself", lasting, _twins, size=least // 2)
     yield shared("beside its own seed", lambda p: p.is_drawn, _same_seed, size=1)
     yield shared("first of several choices", anyone, _first_choice, size=1)
     yield shared("several choices in company", anyone, _choices, size=1)

@@ -140,7 +140,11 @@ def _continued(page_size: int) -> Circumstance:
         return outcomes
 
     def suits(probe: Probe) -> bool:
-        return num_before(probe) + 2 <= LONGEST and not probe.may_end_early
+        """Penalties of what is in the output are others where it is in the prompt."""
+        sampling = probe.request.sampling
+        has_penalties = sampling.presence_penalty or sampling.frequency_penalty
+        is_long_enough = num_before(probe) + 2 <= LONGEST
+        return is_long_enough and not probe.may_end_early and not has_penalties
 
     return shared("a hit on its own answer", suits, run)
 

@@ -1,4 +1,4 @@
-"""`python -m bench.host`: what the host does for each step, without a device.
+"""The command line of `python -m bench.host`.
 
 Schedule, update and detokenize with many sequences running and many more waiting, once while the
 same ones go on and once while answers end and prompts start all the time; and the digests that find
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench.host_costs import HostWorld, StepCosts, digest_s_per_token, percentiles
+from bench.host.costs import HostWorld, StepCosts, digest_s_per_token, percentiles
 from bench.machine import describe
 from checkpoints.checkpoint import open_checkpoint
 from checkpoints.errors import CheckpointError
@@ -126,10 +126,3 @@ def main(argv: Sequence[str]) -> int:
         for line in lines:
             print(line, flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)

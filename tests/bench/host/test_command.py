@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench import host
-from bench.host_costs import HostWorld, StepCosts, digest_s_per_token, percentiles
+from bench.host import command as host
+from bench.host.costs import HostWorld, StepCosts, digest_s_per_token, percentiles
 from tests.tiny_tokenizers import byte_level, wrapped
 
 TOKENIZER = wrapped(byte_level())
