@@ -5,77 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxinfer.config import SamplingParams, SchedulerConfig
+from jaxinfer.config import SchedulerConfig
 from jaxinfer.errors import ConfigError, ContextLengthExceeded
 from jaxinfer.scheduling.batch import StepResult
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
-from jaxinfer.scheduling.request import Request
-from jaxinfer.scheduling.scheduled import Scheduled
 from jaxinfer.scheduling.scheduler import AGING_S, MAX_HELD, Scheduler
 from jaxinfer.scheduling.sequence import Sequence, Status
-from tests.fakes import FakeRunner
-
-SIZE = 4
-
-
-class World:
-    """A scheduler, a runner that reads back what was written, and no end but max_tokens."""
-
-    def __init__(
-        self,
-        num_pages: int = 64,
-        *,
-        max_num_seqs: int = 8,
-        max_num_batched_tokens: int = 32,
-        max_model_len: int = 200,
-        enable_prefix_caching: bool = True,
-    ):
-        limits = {
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_model_len": max_model_len,
-        }
-        self.pool = PagePool(num_pages, SIZE, enable_prefix_caching)
-        buckets = Buckets.for_limits(**limits, page_size=SIZE)
-        self.scheduler = Scheduler(SchedulerConfig(**limits), self.pool, buckets)
-        self.runner = FakeRunner(num_pages, SIZE)
-        self.num_submitted = 0
-
-    def submit(self, token_ids, *, max_tokens: int | None = 4, version="v1", **changes) -> Sequence:
-        self.num_submitted += 1
-        request = Request(
-            f"r{self.num_submitted}",
-            tuple(token_ids),
-            SamplingParams(max_tokens=max_tokens, temperature=0),
-            **changes,
-        )
-        new = Sequence(request, index=0, seed=0, version=version)
-        self.scheduler.submit(new)
-        return new
-
-    def step(self, now: float = 0.0) -> Scheduled:
-        scheduled = self.scheduler.schedule(now)
-        assert scheduled is not None
-        result = self.runner.collect(self.runner.dispatch(scheduled.batch))
-        assert self.runner.faults == []
-        assert self.scheduler.update(scheduled, result, now) == []
-        for each in scheduled.sampled:
-            if each.num_tokens >= each.max_total_tokens:
-                self.scheduler.finish(each)
-        self.scheduler.check_integrity()
-        return scheduled
-
-    def drain(self, max_steps: int = 500) -> int:
-        for num_steps in range(max_steps):
-            if not self.scheduler.has_work():
-                return num_steps
-            self.step()
-        raise AssertionError("still busy")
-
-
-def prompt(start: int, length: int) -> list[int]:
-    return [(start * 7 + i) % 101 for i in range(length)]
+from tests.scheduling.plain_world import SIZE, World, prompt
 
 
 def test_nothing_to_do_is_no_step():
@@ -315,102 +252,6 @@ def test_cached_pages_do_not_keep_anybody_waiting():
     late = world.submit(prompt(50, 7 * SIZE), max_tokens=2)
     world.step()
     assert late.status is Status.RUNNING
-
-
-def test_the_latest_of_the_lowest_class_is_preempted():
-    world = World(num_pages=7, max_num_seqs=3)
-    high_late = world.submit(prompt(2, SIZE * 2), max_tokens=9, priority=0, arrival_s=2.0)
-    low = world.submit(prompt(0, SIZE * 2), max_tokens=9, priority=1, arrival_s=0.0)
-    high = world.submit(prompt(1, SIZE * 2), max_tokens=9, priority=0, arrival_s=1.0)
-    while world.scheduler.stats().num_preemptions == 0:
-        world.step()
-    assert low.status is Status.PREEMPTED
-    assert (high.status, high_late.status) == (Status.RUNNING, Status.RUNNING)
-    assert low.page_table == []
-    world.drain()
-
-
-def too_small_a_pool_for_two() -> tuple[World, Sequence, Sequence]:
-    """9 pages for two sequences that need 6 each in the end."""
-    world = World(num_pages=9)
-    first = world.submit(prompt(0, 8), max_tokens=16)
-    return world, first, world.submit(prompt(1, 8), max_tokens=16)
-
-
-@pytest.mark.parametrize("num_pages", [7, 8, 9, 10, 11])
-def test_two_that_exceed_the_pool_finish_without_thrash(num_pages):
-    world = World(num_pages=num_pages)
-    first, second = (world.submit(prompt(start, 8), max_tokens=16) for start in range(2))
-    assert world.drain() <= 2 * 16 + 4
-    assert first.num_preemptions == 0
-    assert second.num_preemptions <= 1
-    assert (first.num_output_tokens, second.num_output_tokens) == (16, 16)
-
-
-@pytest.mark.parametrize("enable_prefix_caching", [True, False])
-def test_a_crowd_in_a_small_pool_finishes_with_few_preemptions(enable_prefix_caching):
-    world = World(
-        num_pages=12, enable_prefix_caching=enable_prefix_caching, max_num_batched_tokens=16
-    )
-    crowd = [world.submit(prompt(i, 5 + i), max_tokens=20) for i in range(8)]
-    steps = world.drain()
-    assert steps <= 4 * 8 * 21
-    assert max(each.num_preemptions for each in crowd) <= 4
-    assert all(each.num_output_tokens == 20 for each in crowd)
-
-
-def test_a_preempted_sequence_resumes_with_room_to_go_on():
-    world, _, second = too_small_a_pool_for_two()
-    while second.status is not Status.PREEMPTED:
-        world.step()
-    at_preemption = second.num_tokens
-    while second.status is not Status.RUNNING:
-        world.step()
-    assert second.num_tokens > at_preemption
-    assert len(second.page_table) * SIZE >= at_preemption
-
-
-def test_a_resumed_sequence_takes_back_what_is_still_cached():
-    world, _, second = too_small_a_pool_for_two()
-    while second.status is not Status.PREEMPTED:
-        world.step()
-    scheduled = world.step()
-    while second.status is not Status.RUNNING:
-        scheduled = world.step()
-    place = scheduled.sequences.index(second)
-    assert scheduled.rows.num_new[place] < second.num_tokens - 1
-    assert second.num_cached_tokens == 0  # of its prompt, when it first ran
-
-
-def test_the_worst_sequence_keeps_its_pages_when_it_finds_no_more():
-    world, first, second = too_small_a_pool_for_two()
-    while second in (scheduled := world.step()).sequences:
-        pass
-    assert scheduled.sequences == [first]  # the second found no page and skips the step
-    assert second.status is Status.RUNNING
-    assert len(second.page_table) == 4
-
-
-def test_a_new_sequence_does_not_take_the_last_pages_of_those_that_run():
-    world = World(num_pages=16, max_num_seqs=4)
-    world.submit(prompt(0, 28), max_tokens=9)
-    world.step()
-    late = world.submit(prompt(1, 24), max_tokens=2)
-    world.step()
-    later = world.submit(prompt(2, 1), max_tokens=2)
-    world.step()
-    assert late.status is Status.FINISHED
-    assert later.status is Status.WAITING  # there was one page, for the one that runs to go on
-    world.drain()
-
-
-def test_pages_that_a_running_prompt_still_needs_are_not_given_away():
-    world = World(num_pages=24, max_num_batched_tokens=32)
-    first = world.submit(prompt(0, 80), max_tokens=2)
-    world.step()
-    world.submit(prompt(1, 16), max_tokens=2)
-    world.drain()
-    assert first.num_preemptions == 0
 
 
 @pytest.mark.parametrize("state", ["waiting", "prefill", "decode", "preempted"])
