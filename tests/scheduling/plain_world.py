@@ -1,4 +1,4 @@
-"""A scheduler whose steps are read before the next one is scheduled, beside a runner that reads back
+"""A scheduler whose steps are read before the next one is scheduled, and a runner that reads back
 what was written.
 """
 
