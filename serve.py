@@ -1,6 +1,6 @@
 """`python serve.py`: flags -> configuration -> build -> app -> uvicorn. No logic of its own.
 
-The only place that reads the environment.
+The only place that reads the environment for settings.
 """
 
 from __future__ import annotations

@@ -106,7 +106,8 @@ def _phases(url: str, ready_s: float) -> Figures:
     """As the server measured them, and what they leave: its own imports before its clock runs, and
     JAX's after that. Weights pass beside programs and pool.
     """
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(f"{url}/metrics", timeout=10) as reply:
         found = dict(PHASE.findall(reply.read().decode()))
     total = float(found.pop("total"))
     named = {f"{name.replace(' ', '_')}_s": float(value) for name, value in found.items()}

@@ -216,6 +216,12 @@ def compile_ahead(
     with phases("compile"):
         found = prepare(config, decoder, budget, cache_dir / PROGRAMS)
     cache = found.cache
+    missing = [name for name in found.programs.by_name if cache.memory(name) is None]
+    if missing:
+        raise ConfigError(
+            f"{len(missing)} of {len(found.programs.by_name)} programs could not be kept in "
+            f"{cache.folder}; give a folder that can be written, with room (--cache-dir)"
+        )
     return {
         "programs": _origin(found.programs),
         "folder": f"{cache.folder} ({cache.num_bytes() / (1 << 20):,.1f} MiB)",

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -42,6 +43,7 @@ from jaxinfer.tokenizer import Tokenizer
 
 __all__ = ["Engine", "EngineStep", "RequestOutput", "Runner", "TokenLogprob"]
 
+MAX_UNDER_WAY = 2  # steps: one runs, one is behind it
 _log = logging.getLogger(__name__)
 
 
@@ -103,7 +105,8 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
         self._random_seed = random_seed
-        self._flight: _Flight | None = None
+        self._flights: deque[_Flight] = deque()  # oldest first
+        self._late: tuple[RequestOutput, ...] = ()  # of a call of `step` that raised
         self._last_read_s = -math.inf
         self._choices: dict[Sequence, Choice] = {}
         self._num_live: dict[str, int] = {}  # choices of each request
@@ -163,24 +166,36 @@ class Engine:
         Also ends what has passed its deadline. Raises nothing for a step that fails: its sequences
         end with EngineFailure. Only PoolLost ends the engine.
 
-        Returns: the outputs of the step that was read; its stats, None if there was none.
+        Returns: the outputs of the step that was read; its stats, None if there was none, or if all
+            that was in it had ended before.
         """
         now = self._clock()
-        outputs = self._expire(now)
-        last, self._flight = self._flight, None
-        stats: StepStats | None = None
+        outputs, self._late = self._late + self._expire(now), ()
         try:
-            failed, error = self._dispatch(now)
-            if last is not None:
-                more, stats = self._collect(last)
-                outputs += more
+            outputs, stats = self._step(now, outputs)
         except PoolLost:
-            self._flight = None
+            self._flights.clear()
             self._scheduler.discard_all()
             raise
+        except BaseException:  # Ctrl-C while the device works
+            self._late = outputs + self._late
+            raise
+        return EngineStep(outputs, stats)
+
+    def _step(
+        self, now: float, outputs: tuple[RequestOutput, ...]
+    ) -> tuple[tuple[RequestOutput, ...], StepStats | None]:
+        num_unread = len(self._flights)
+        failed, error = None, None
+        if num_unread < MAX_UNDER_WAY:  # else the last call was broken off
+            failed, error = self._dispatch(now)
+        stats: StepStats | None = None
+        if num_unread:
+            more, stats = self._collect()
+            outputs += more
         if failed is not None and error is not None:  # what the last step gave them comes first
             outputs += self._drop(failed, error)
-        return EngineStep(outputs, stats)
+        return outputs, stats
 
     def _dispatch(self, now: float) -> tuple[Scheduled | None, Exception | None]:
         """Starts the next step. Returns: the step and why, if it could not be started."""
@@ -193,23 +208,32 @@ class Engine:
             raise
         except Exception as error:
             return scheduled, error
-        self._flight = _Flight(scheduled, pending, now)
+        except BaseException:
+            self._late += self._drop(scheduled, EngineFailure("the step was broken off"))
+            raise
+        self._flights.append(_Flight(scheduled, pending, now))
         return None, None
 
-    def _collect(self, flight: _Flight) -> tuple[tuple[RequestOutput, ...], StepStats | None]:
-        """Waits for a step, and turns each sampled token into an output."""
+    def _collect(self) -> tuple[tuple[RequestOutput, ...], StepStats | None]:
+        """Waits for the oldest step, and turns each sampled token into an output."""
+        flight = self._flights[0]
         scheduled = flight.scheduled
         try:
-            result = self._runner.collect(flight.pending)
+            result = self._runner.collect(flight.pending)  # may be broken off, and called again
         except PoolLost:
             raise
         except Exception as error:
+            self._flights.popleft()
             return self._drop(scheduled, error), None
+        self._flights.popleft()
         now = self._clock()
         broken = self._scheduler.update(scheduled, result, now)
+        has_ended = not any(sequence in self._choices for sequence in scheduled.sequences)
         outputs, num_sampled = self._outputs(scheduled, result, broken, now)
         duration_s = now - max(flight.started_s, self._last_read_s)
         self._last_read_s = now
+        if has_ended:  # it may have waited for somebody to read it
+            return (), None
         return tuple(outputs), _step_stats(scheduled.batch, num_sampled, duration_s)
 
     def _outputs(

@@ -18,6 +18,11 @@ def remade(content: bytes, **changes: Any) -> bytes:
     return _sealed(changed, body)
 
 
+def with_head(head: bytes) -> bytes:
+    """No program behind any head, and the digest of that."""
+    return _sealed(head, b"")
+
+
 def with_body(content: bytes, body: bytes) -> bytes:
     """The same head and another body, and the digest of that."""
     return _sealed(_parts(content)[0], body)

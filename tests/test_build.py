@@ -255,6 +255,17 @@ def test_compiling_ahead_reads_no_weights_and_allocates_no_pool(
     assert told.keys() == {"programs", "folder", "seconds"}
 
 
+def test_compiling_ahead_fails_if_nothing_could_be_kept(
+    small: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("jaxinfer.runtime.program_cache.ProgramCache._write", full)
+    with pytest.raises(ConfigError, match="10 of 10 programs could not be kept in "):
+        compile_ahead(replace(small, cache_dir=str(tmp_path)))
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

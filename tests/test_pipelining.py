@@ -10,7 +10,15 @@ from jaxinfer.config import SamplingParams
 from jaxinfer.errors import EngineFailure, PoolLost
 from jaxinfer.scheduling.batch import Batch, StepResult
 from jaxinfer.scheduling.request import FinishReason, Request
-from tests.fakes import EOS, Answers, FakeRunner, greedy_continuation, make_engine, run_all
+from tests.fakes import (
+    EOS,
+    Answers,
+    FakeClock,
+    FakeRunner,
+    greedy_continuation,
+    make_engine,
+    run_all,
+)
 
 PROMPT = (5, 7)
 
@@ -199,3 +207,84 @@ def test_versions_of_the_weights_take_turns_and_never_share_a_step():
     versions = [batch.version for batch in runner.batches]
     assert versions[:8] == ["v1", "v2"] * 4
     assert runner.faults == []
+
+
+class InterruptedRunner(FakeRunner):
+    """Ctrl-C arrives once in call `number` of `where`."""
+
+    def __init__(self, where: str, number: int):
+        super().__init__()
+        self.left = {where: number}
+
+    def dispatch(self, batch: Batch) -> Any:
+        self.interrupt("dispatch")
+        return super().dispatch(batch)
+
+    def collect(self, pending: Any) -> StepResult:
+        self.interrupt("collect")
+        return super().collect(pending)
+
+    def interrupt(self, where: str) -> None:
+        self.left[where] = self.left.get(where, -1) - 1
+        if self.left[where] == 0:
+            raise KeyboardInterrupt
+
+
+def run_on(engine: Any, answers: Answers) -> None:
+    while engine.has_work():
+        answers.add(engine.step().outputs)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_step_that_was_waited_for_when_ctrl_c_came_is_read_later(number):
+    engine = make_engine(InterruptedRunner("collect", number), eos_token_ids=())
+    engine.submit(request(max_tokens=6))
+    answers = Answers()
+    with pytest.raises(KeyboardInterrupt):
+        run_on(engine, answers)
+    run_on(engine, answers)
+    assert answers["r", 0].token_ids == greedy_continuation(PROMPT, 6)
+    assert engine.pool_stats().pages_used == 0
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_dispatch_that_ctrl_c_broke_off_ends_what_was_in_it_and_nothing_else(number):
+    runner = InterruptedRunner("dispatch", number)
+    engine = make_engine(runner, eos_token_ids=())
+    engine.submit(request(max_tokens=6))
+    answers = Answers()
+    with pytest.raises(KeyboardInterrupt):
+        run_on(engine, answers)
+    assert engine.pool_stats().pages_used == 0
+    answers.add(engine.step().outputs)  # the end comes with the next call
+    assert isinstance(answers["r", 0].error, EngineFailure)
+    again = run_all(engine, [request(name="next")])
+    assert again["next", 0].token_ids == greedy_continuation(PROMPT, 4)
+    assert runner.faults == []
+
+
+def test_outputs_of_a_call_that_was_broken_off_come_with_the_next():
+    clock = FakeClock()
+    engine = make_engine(InterruptedRunner("collect", 1), eos_token_ids=(), clock=clock)
+    engine.submit(Request("late", PROMPT, SamplingParams(max_tokens=9), deadline_s=5.0))
+    engine.submit(request(max_tokens=2))
+    engine.step()
+    clock.now = 6.0
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    answers = Answers()
+    run_on(engine, answers)
+    assert answers["late", 0].finish_reason is FinishReason.TIMEOUT
+    assert answers["r", 0].token_ids == greedy_continuation(PROMPT, 2)
+
+
+def test_a_step_that_nobody_waits_for_has_no_duration():
+    """The last step of an answer that ended early is read when the next request comes."""
+    clock = FakeClock()
+    engine = make_engine(FakeRunner(scripts={PROMPT: [EOS]}), clock=clock)
+    run_all(engine, [request()])
+    clock.now = 3600.0
+    engine.submit(request((9, 9), name="next"))
+    stats = [engine.step().stats for _ in range(3)]
+    assert stats[0] is None
+    assert [s.duration_s for s in stats[1:] if s] == [0.0, 0.0]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from bench.exactness.circumstance import (
     Circumstance,
@@ -30,6 +31,8 @@ from jaxinfer.scheduling.request import Request
 
 NUM_TOKENS = 8
 NOTHING_COMPILED = " 0 compiled"  # ends what a build says about its programs
+
+ROOT = Path(__file__).parents[2]
 
 
 def restart() -> Iterator[Circumstance]:
@@ -72,7 +75,11 @@ def in_another_process(config: EngineConfig) -> Restart:
     def run(requests: Sequence[Request]) -> tuple[list[Trace], str]:
         command = [sys.executable, "-m", "bench.exactness.restart"]
         said = subprocess.run(
-            command, input=pickle.dumps((config, requests)), stdout=subprocess.PIPE, check=True
+            command,
+            input=pickle.dumps((config, requests)),
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            check=True,
         )
         return pickle.loads(said.stdout)
 

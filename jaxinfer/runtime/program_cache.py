@@ -16,7 +16,7 @@ import logging
 import os
 import pickle
 import shutil
-import tempfile
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -134,25 +134,28 @@ class ProgramCache:
         if hashlib.sha256(rest).digest() != content[len(MAGIC) : start]:
             raise _Unusable("is damaged")
         end = LENGTH_BYTES + int.from_bytes(rest[:LENGTH_BYTES], "big")
-        head = json.loads(rest[LENGTH_BYTES:end])
-        if head["key"] != self._key:
-            raise _Unusable(f"is of another key, {head['key']}")
-        if head["name"] != name:
-            raise _Unusable(f"is another program, {head['name']}")
-        return ProgramMemory(**head["memory"]), rest[end:]
+        try:
+            head = json.loads(rest[LENGTH_BYTES:end])
+            own_key, own_name, memory = head["key"], head["name"], ProgramMemory(**head["memory"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise _Unusable("has no head that can be read") from error
+        if own_key != self._key:
+            raise _Unusable(f"is of another key, {own_key}")
+        if own_name != name:
+            raise _Unusable(f"is another program, {own_name}")
+        return memory, rest[end:]
 
     def _complain(self, name: str, reason: str) -> None:
         log.warning("%s: %s; compiling %s again", self._file(name), reason, name)
 
     def _write(self, file: Path, content: bytes) -> None:
-        """All of it or nothing: another start may read at any time."""
-        handle, partial = tempfile.mkstemp(PARTIAL, dir=self.folder)
+        """All of it or nothing: another start may read at any time, and another user may, too."""
+        partial = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}{PARTIAL}")
         try:
-            with open(handle, "wb") as out:
-                out.write(content)
+            partial.write_bytes(content)
             os.replace(partial, file)
         except BaseException:
-            os.unlink(partial)
+            partial.unlink(missing_ok=True)
             raise
 
     def _mark_used(self) -> None:

@@ -35,7 +35,7 @@ def program_key(facts: Iterable[object]) -> str:
         device.device_kind,
         device.client.platform_version,  # of a GPU: CUDA's
         _cpu_features(),
-        os.cpu_count(),
+        _num_cores(),
         _source_digest(),
         *facts,
     ):
@@ -50,6 +50,13 @@ def _cpu_features() -> str:
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _num_cores() -> int:
+    """That this process may use: XLA divides a program's work among them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _source_digest() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import get_args
 
@@ -68,6 +69,12 @@ class ProgramList:
             programs += self._step("decode", rows, self._decode_arrays(rows))
         programs += (self._sample(rows, v) for v in get_args(Variant) for rows in buckets.rows)
         return programs
+
+    def batch_bytes(self) -> int:
+        """Of the arrays that the largest step brings along."""
+        buckets = self._buckets
+        steps = self._prefill_arrays(buckets.max_tokens), self._decode_arrays(buckets.max_rows)
+        return max(map(_nbytes, steps)) + _nbytes(self._penalty_arrays(buckets.max_rows))
 
     def score(self, tokens: int) -> list[Program]:
         """What `ModelRunner.score_chunk` calls for this bucket."""
@@ -135,6 +142,10 @@ class ProgramList:
         table = _int32(buckets.max_rows, buckets.max_pages_per_seq)
         axis = _int32(tokens)
         return PrefillArrays(axis, axis, axis, axis, table, blocks, _int32(buckets.max_rows))
+
+
+def _nbytes(shapes: object) -> int:
+    return sum(math.prod(s.shape) * s.dtype.itemsize for s in jax.tree.leaves(shapes))
 
 
 def _int32(*shape: int) -> Shape:

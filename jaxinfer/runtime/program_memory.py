@@ -40,11 +40,14 @@ class ProgramMemory:
         )
 
 
-def programs_bytes(memories: Mapping[str, ProgramMemory]) -> int:
-    """What all programs take while serving: their code, and the activations of the steps in flight.
+def programs_bytes(memories: Mapping[str, ProgramMemory], batch_bytes: int) -> int:
+    """What all programs take while serving: their code, and the arrays of the steps in flight.
 
     A step's activations are bounded by the largest scratch plus the largest results of each of its
     parts (the last word of a program's name), which may live side by side.
+
+    Args:
+        batch_bytes: of the arrays that the largest step brings along.
     """
     outputs: dict[str, int] = {}
     for name, memory in memories.items():
@@ -52,4 +55,4 @@ def programs_bytes(memories: Mapping[str, ProgramMemory]) -> int:
         outputs[part] = max(outputs.get(part, 0), memory.output_bytes)
     scratch = max((memory.temp_bytes for memory in memories.values()), default=0)
     code = sum(memory.code_bytes for memory in memories.values())
-    return code + STEPS_IN_FLIGHT * (scratch + sum(outputs.values()))
+    return code + STEPS_IN_FLIGHT * (scratch + sum(outputs.values()) + batch_bytes)

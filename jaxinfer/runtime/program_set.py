@@ -103,8 +103,9 @@ class _Maker:
         with self._bar("compiling", len(wanted)) as on_ready:
             ready = make_ready(wanted, cache, on_ready=on_ready)
         programs = ready.without(pages.name)
+        needed = programs_bytes(programs.memory, listed.batch_bytes())
         return ProgramSet(
-            plan=dataclasses.replace(plan, programs_bytes=programs_bytes(programs.memory)),
+            plan=dataclasses.replace(plan, programs_bytes=needed),
             buckets=buckets,
             programs=programs,
             make_pages=partial(make_pages, model, dtype=dtype, program=ready[pages.name], **shape),
@@ -118,12 +119,15 @@ class _Maker:
         """
         buckets = self._buckets(max_model_len)
         largest = dataclasses.replace(buckets, rows=buckets.rows[-1:], tokens=buckets.tokens[-1:])
-        listed = self._listed(largest, PROBE_PAGES).serving()
-        with self._bar("measuring", len(listed)) as on_ready:
-            found = measure(listed, self._cache(largest, PROBE_PAGES), on_ready=on_ready)
+        probes = self._listed(largest, PROBE_PAGES).serving()
+        with self._bar("measuring", len(probes)) as on_ready:
+            found = measure(probes, self._cache(largest, PROBE_PAGES), on_ready=on_ready)
         by_kind = {_kind(name): memory for name, memory in found.items()}
-        names = [program.name for program in self._listed(buckets, PROBE_PAGES).serving()]
-        needed = programs_bytes({name: by_kind[_kind(name)] for name in names})
+        listed = self._listed(buckets, PROBE_PAGES)
+        names = [program.name for program in listed.serving()]
+        needed = programs_bytes(
+            {name: by_kind[_kind(name)] for name in names}, listed.batch_bytes()
+        )
         return needed + needed // PROBE_MARGIN
 
     def _buckets(self, max_model_len: int) -> Buckets:

@@ -20,7 +20,7 @@ import pytest
 from jaxinfer.runtime.aot import Program, Programs, make_ready, measure
 from jaxinfer.runtime.compile_counter import CompileCounter
 from jaxinfer.runtime.program_cache import MAGIC, MAX_KEYS, PARTIAL, ProgramCache
-from tests.program_files import remade, with_body
+from tests.program_files import remade, with_body, with_head
 
 SHAPE = jax.ShapeDtypeStruct((8,), np.float32)
 INPUT = np.arange(8, dtype=np.float32)
@@ -173,6 +173,25 @@ def test_a_file_of_another_key_is_refused(root: Path, caplog: pytest.LogCaptureF
     programs = make_ready(toy_programs(), ProgramCache(root, "other"))
     assert programs.num_compiled == 3
     assert all("is of another key, key; " in r.getMessage() for r in caplog.records)
+
+
+@pytest.mark.parametrize("head", [b"", b"{}", b"[]", b"\xff", b'{"key": "key", "name": "n"}'])
+def test_a_file_without_a_head_is_refused(
+    root: Path, head: bytes, caplog: pytest.LogCaptureFixture
+):
+    file = sorted((root / "key").iterdir())[0]
+    file.write_bytes(with_head(head))
+    programs = make_ready(toy_programs(), ProgramCache(root, "key"))
+    assert (programs.num_loaded, programs.num_compiled) == (2, 1)
+    assert f"{file}: has no head that can be read" in caplog.text
+    assert_right(programs)
+
+
+def test_files_can_be_read_by_whoever_the_umask_allows(root: Path):
+    before = os.umask(0o022)
+    os.umask(before)
+    for file in (root / "key").iterdir():
+        assert file.stat().st_mode & 0o777 == 0o666 & ~before
 
 
 def test_a_folder_in_the_place_of_a_file_is_left_alone(

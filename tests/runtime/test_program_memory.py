@@ -19,8 +19,9 @@ def test_scratch_counts_once_and_results_by_part_and_all_of_it_per_step_in_fligh
         "sample rows=8 full": ProgramMemory(900, 20, 0, 7),
     }
     assert STEPS_IN_FLIGHT == 2
-    assert programs_bytes(memories) == 4 * 7 + 2 * (1000 + 100 + 0 + 20)
-    assert programs_bytes({}) == 0
+    assert programs_bytes(memories, 0) == 4 * 7 + 2 * (1000 + 100 + 0 + 20)
+    assert programs_bytes(memories, 50) == 4 * 7 + 2 * (1000 + 100 + 0 + 20 + 50)
+    assert programs_bytes({}, 0) == 0
 
 
 def test_donated_results_take_no_memory_of_their_own():

@@ -87,7 +87,7 @@ def test_on_a_gpu_the_pool_is_what_the_budget_leaves_also_on_a_warm_start(
 ):
     total = 5 << 20
     first = prepare(ON_GPU, decoder, gpu(total), root).plan
-    assert first.num_pages > 100
+    assert first.num_pages > 80
     probed = total - first.weights_bytes - first.pool_bytes
     assert 0 <= probed - first.programs_bytes < probed / PROBE_MARGIN + first.page_bytes
     compiled = counter.count
@@ -118,13 +118,16 @@ def test_programs_that_need_more_than_the_largest_said_shrink_the_pool(
 ):
     config = replace(ON_GPU, max_num_seqs=16, max_num_batched_tokens=32)
     plans: list[int] = []
+    batches: set[int] = set()
     for small in (1000, 400_000):  # of the smaller buckets; the largest need 100,000
         fake(monkeypatch, small=small, large=100_000)
         found = prepare(config, decoder, gpu(4_000_000), root).plan
-        assert found.programs_bytes == 2 * max(small, 100_000)
+        batches.add(found.programs_bytes - 2 * max(small, 100_000))
         assert found.total_bytes <= 4_000_000
         plans.append(found.num_pages * found.page_bytes)
     assert 500_000 < plans[0] - plans[1] < 600_000 + 8192
+    (batch_bytes,) = batches  # of two steps in flight
+    assert 2 * 16 * 640 * 4 < batch_bytes < 300_000
 
 
 def test_a_pool_that_is_not_there_is_refused_before_it_is_allocated(
