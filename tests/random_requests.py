@@ -5,7 +5,6 @@ Every request fits, so whatever does not end is a fault of the engine.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.scheduling.scheduler import Scheduler
+from tests.fakes import FakeClock
 
 Draw = Callable[[np.random.Generator, int], Any]  # (randomness, vocabulary size) -> a value
 
@@ -51,6 +51,7 @@ class Limits:
     max_prompt: int  # tokens
     max_tokens: int
     page_size: int
+    step_s: float  # that a step takes on the clock of the run, which is the same in every run
     max_open: int = 60  # requests at once
 
 
@@ -72,7 +73,7 @@ class RandomRequests:
         length = int(1.5 * num_kv_tokens / CROWD / 2)
         sampling = SamplingParams(max_tokens=length, ignore_eos=True)
         return [
-            Request(f"crowd{i}", tuple(self._ids(length)), sampling, arrival_s=time.monotonic())
+            Request(f"crowd{i}", tuple(self._ids(length)), sampling, arrival_s=0.0)
             for i in range(CROWD)
         ]
 
@@ -143,7 +144,9 @@ class Tally:
         self.num_preemptions += output.stats.num_preemptions
 
 
-def run(engine: Engine, requests: RandomRequests, number: int, limits: Limits) -> Tally:
+def run(
+    engine: Engine, requests: RandomRequests, number: int, limits: Limits, clock: FakeClock
+) -> Tally:
     """Submits a crowd, then the rest of `number` requests as they come; steps until all ended."""
     tally, leaving = Tally(), dict[str, int]()
     submitted = requests.crowd(engine.pool_stats().pages_total * limits.page_size)
@@ -154,7 +157,7 @@ def run(engine: Engine, requests: RandomRequests, number: int, limits: Limits) -
         num_open = sum(request.sampling.n for request in submitted) - len(tally.ended)
         for _ in range(min(requests.burst(), number - len(submitted))):
             if num_open < limits.max_open:
-                request = requests.draw(time.monotonic())
+                request = requests.draw(clock.now)
                 engine.submit(request)
                 submitted.append(request)
                 steps = requests.steps_to_abort()
@@ -166,6 +169,7 @@ def run(engine: Engine, requests: RandomRequests, number: int, limits: Limits) -
                 tally.add(output)
         step = engine.step()
         num_steps += 1
+        clock.now += limits.step_s
         if step.stats is not None:
             tally.buckets.add((step.stats.kind, step.stats.num_padded_tokens))
         for output in step.outputs:
@@ -176,7 +180,7 @@ def run(engine: Engine, requests: RandomRequests, number: int, limits: Limits) -
     return tally
 
 
-def small_engine(built: Built, num_pages: int) -> Engine:
+def small_engine(built: Built, num_pages: int, clock: FakeClock) -> Engine:
     """Over the same programs, but so few pages that sequences are preempted."""
     pool = PagePool(num_pages, built.plan.page_size)
     config = SchedulerConfig(
@@ -192,6 +196,7 @@ def small_engine(built: Built, num_pages: int) -> Engine:
         vocab_size=built.engine.vocab_size,
         eos_token_ids=built.tokenizer.eos_token_ids,
         random_seed=lambda: 1,
+        clock=clock,
     )
 
 
@@ -199,9 +204,10 @@ def assert_nothing_compiled_and_nothing_kept(
     built: Built, number: int, limits: Limits, *, num_pages: int
 ) -> None:
     """The run of all features: every program was called, none was made."""
-    engine = small_engine(built, num_pages)
+    clock = FakeClock()
+    engine = small_engine(built, num_pages, clock)
     requests = RandomRequests(0, engine.vocab_size, limits)
-    tally = run(engine, requests, number, limits)
+    tally = run(engine, requests, number, limits, clock)
     assert built.compile_events()["serving"] == 0
     assert engine.pool_stats().pages_used == 0
     assert tally.reasons.keys() == set(FinishReason) - {FinishReason.ERROR}
