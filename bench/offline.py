@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from bench.engine_flags import add_engine_flags, engine_fields
 from bench.machine import describe, read_clocks
 from bench.measures import Measures
 from bench.results import Failure, Outcome
 from bench.table import block, footer, header
 from bench.workloads import WORKLOADS, Workload
 from checkpoints.errors import CheckpointError
-from jaxinfer import LLM, EngineConfig, JaxInferError
-from jaxinfer.server.flags import count, size_in_bytes  # so that flags read as serve.py's do
-
-DEFAULTS = EngineConfig()
+from jaxinfer import LLM, JaxInferError
+from jaxinfer.server.flags import count  # so that flags read as serve.py's do
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,7 @@ class Settings:
 def parse(argv: Sequence[str]) -> Settings:
     """A bad command line ends the process with exit code 2, as argparse does."""
     parser = argparse.ArgumentParser(prog="python -m bench.offline", description=__doc__)
-    parser.add_argument(
-        "--model", default=DEFAULTS.source.model, help="path, hub id or catalog name"
-    )
+    add_engine_flags(parser)
     parser.add_argument(
         "--only",
         type=_chosen,
@@ -58,27 +55,9 @@ def parse(argv: Sequence[str]) -> Settings:
     parser.add_argument("--reps", type=count, default=3, help="repetitions (default: 3)")
     parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="append JSON lines to it")
     parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
-    limits = ("max_num_batched_tokens", "max_num_seqs")
-    for name in limits:
-        default = getattr(DEFAULTS.scheduler, name)
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=count,
-            default=default,
-            metavar="N",
-            help=f"as of serve.py (default: {default})",
-        )
-    parser.add_argument(
-        "--kv-cache-memory",
-        dest="kv_cache_bytes",
-        type=size_in_bytes,
-        metavar="BYTES",
-        help="of the KV pool, such as 512MiB (planned)",
-    )
     given = vars(parser.parse_args(argv))
-    engine = {name: given[name] for name in ("model", *limits, "kv_cache_bytes")}
     return Settings(
-        engine={name: value for name, value in engine.items() if value is not None},
+        engine=engine_fields(given),
         workloads=given["only"],
         num_reps=given["reps"],
         out=given["out"],

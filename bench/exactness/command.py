@@ -15,6 +15,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, TextIO
 
+from bench.engine_flags import add_engine_flags, engine_fields
 from bench.exactness import constraints
 from bench.exactness.circumstance import Lab
 from bench.exactness.probes import word_probes
@@ -29,9 +30,8 @@ from checkpoints.errors import CheckpointError
 from jaxinfer import EngineConfig, JaxInferError
 from jaxinfer.build import DEFAULT_CACHE, build
 from jaxinfer.config import replace
-from jaxinfer.server.flags import count, size_in_bytes  # so that flags read as serve.py's do
+from jaxinfer.server.flags import count  # so that flags read as serve.py's do
 
-DEFAULTS = EngineConfig()
 NUM_PROBES = 6
 
 
@@ -48,15 +48,13 @@ class Settings:
 
     @property
     def config(self) -> EngineConfig:
-        return replace(DEFAULTS, show_progress=False, **self.engine)
+        return replace(EngineConfig(), show_progress=False, **self.engine)
 
 
 def parse(argv: Sequence[str]) -> Settings:
     """A bad command line ends the process with exit code 2, as argparse does."""
     parser = argparse.ArgumentParser(prog="python -m bench.exactness", description=__doc__)
-    parser.add_argument(
-        "--model", default=DEFAULTS.source.model, help="path, hub id or catalog name"
-    )
+    add_engine_flags(parser)
     parser.add_argument(
         "--cases",
         type=count,
@@ -68,25 +66,10 @@ def parse(argv: Sequence[str]) -> Settings:
     parser.add_argument("--reps", type=count, default=3, help="repetitions of the costs (3)")
     parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="append JSON lines to it")
     parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
-    limits = ("max_num_batched_tokens", "max_num_seqs")
-    for name in limits:
-        default = getattr(DEFAULTS.scheduler, name)
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(
-            flag, type=count, default=default, metavar="N", help=f"as of serve.py ({default})"
-        )
-    parser.add_argument(
-        "--kv-cache-memory",
-        dest="kv_cache_bytes",
-        type=size_in_bytes,
-        metavar="BYTES",
-        help="of the KV pool, such as 512MiB (planned)",
-    )
     parser.add_argument("--cache-dir", help="models and compiled programs")
     given = vars(parser.parse_args(argv))
-    engine = {name: given[name] for name in ("model", *limits, "kv_cache_bytes", "cache_dir")}
     return Settings(
-        engine={name: value for name, value in engine.items() if value is not None},
+        engine=engine_fields(given, "cache_dir"),
         num_probes=given["cases"],
         seed=given["seed"],
         num_reps=given["reps"],

@@ -1,0 +1,42 @@
+"""Flags of the measures that load a model: they read as serve.py's do."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from jaxinfer import EngineConfig
+from jaxinfer.server.flags import count, size_in_bytes
+
+DEFAULTS = EngineConfig()
+LIMITS = ("max_num_batched_tokens", "max_num_seqs")
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """The model, its limits, and its KV pool."""
+    parser.add_argument(
+        "--model", default=DEFAULTS.source.model, help="path, hub id or catalog name"
+    )
+    for name in LIMITS:
+        default = getattr(DEFAULTS.scheduler, name)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=count,
+            default=default,
+            metavar="N",
+            help=f"as of serve.py (default: {default})",
+        )
+    parser.add_argument(
+        "--kv-cache-memory",
+        dest="kv_cache_bytes",
+        type=size_in_bytes,
+        metavar="BYTES",
+        help="of the KV pool, such as 512MiB (planned)",
+    )
+
+
+def engine_fields(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
+    """Fields of EngineConfig: what these flags, and those of `more`, were given."""
+    names = ("model", *LIMITS, "kv_cache_bytes", *more)
+    return {name: given[name] for name in names if given[name] is not None}
