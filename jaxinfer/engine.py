@@ -186,22 +186,22 @@ class Engine:
         self, now: float, outputs: tuple[RequestOutput, ...]
     ) -> tuple[tuple[RequestOutput, ...], StepStats | None]:
         num_unread = len(self._flights)
-        failed, error = None, None
+        failed: tuple[Scheduled, Exception] | None = None
         if num_unread < MAX_UNDER_WAY:  # else the last call was broken off
-            failed, error = self._dispatch(now)
+            failed = self._dispatch(now)
         stats: StepStats | None = None
         if num_unread:
             more, stats = self._collect()
             outputs += more
-        if failed is not None and error is not None:  # what the last step gave them comes first
-            outputs += self._drop(failed, error)
+        if failed is not None:  # what the last step gave them comes first
+            outputs += self._drop(*failed)
         return outputs, stats
 
-    def _dispatch(self, now: float) -> tuple[Scheduled | None, Exception | None]:
+    def _dispatch(self, now: float) -> tuple[Scheduled, Exception] | None:
         """Starts the next step. Returns: the step and why, if it could not be started."""
         scheduled = self._scheduler.schedule(now)
         if scheduled is None:
-            return None, None
+            return None
         try:
             pending = self._runner.dispatch(scheduled.batch)
         except PoolLost:
@@ -212,7 +212,7 @@ class Engine:
             self._late += self._drop(scheduled, EngineFailure("the step was broken off"))
             raise
         self._flights.append(_Flight(scheduled, pending, now))
-        return None, None
+        return None
 
     def _collect(self) -> tuple[tuple[RequestOutput, ...], StepStats | None]:
         """Waits for the oldest step, and turns each sampled token into an output."""

@@ -16,9 +16,9 @@ its tokens are there at once, with a page to go on. A step computes with one ver
 weights; versions that have work take turns.
 
 Pipelining. `schedule` may be called before the step before has been read (`update`), and counts on
-what that step will do: its tokens are in KV, its draws are drawn. What turns out otherwise (the
-sequence ended) is in `Scheduled.gone`, and the work done for it is dropped. Steps run in the order
-of their dispatch, so pages may change hands at once. Only `update` indexes pages for reuse.
+what that step will do: its tokens are in KV, its draws are drawn. Where it turns out otherwise (the
+sequence has stood up since) the work done for it is dropped. Steps run in the order of their
+dispatch, so pages may change hands at once. Only `update` indexes pages for reuse.
 """
 
 from __future__ import annotations
