@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from jaxinfer.errors import ConfigError, InvalidRequest
 
-KernelBackend = Literal["auto", "reference"]
+KernelBackend = Literal["auto", "pallas", "interpret", "reference"]
 MAX_STOP_STRINGS = 32
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
@@ -222,7 +222,7 @@ class EngineConfig:
     source: ModelSource = field(default_factory=ModelSource)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    kernel_backend: KernelBackend = "auto"
+    kernel_backend: KernelBackend = "auto"  # auto: pallas on a GPU
     step_programs: Literal["auto", "layered", "fused"] = "auto"  # auto: fused on a GPU
     memory_utilization: float = 0.9  # share of a GPU's memory that may be planned
     seed: int | None = None  # of requests that name none; None: from the system

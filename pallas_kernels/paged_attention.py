@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.backend import Backend
+from pallas_kernels.backend import REFERENCE, Backend
 from pallas_kernels.row_sum import row_sum
 
 TILE_KV = 128  # tokens; a page size must divide it
@@ -54,7 +54,7 @@ def paged_attention(
     positions: jax.Array,
     *,
     scale: float,
-    backend: Backend = "reference",
+    backend: Backend = REFERENCE,
 ) -> jax.Array:
     """One query per row over that row's pages: a decode step.
 
@@ -101,7 +101,7 @@ def ragged_paged_attention(
     blocks: QueryBlocks[jax.Array],
     *,
     scale: float,
-    backend: Backend = "reference",
+    backend: Backend = REFERENCE,
 ) -> jax.Array:
     """Packed chunks of several sequences over their pages: a prefill step.
 
@@ -247,9 +247,9 @@ def _pad_head(x: jax.Array) -> jax.Array:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % HEAD_MULTIPLE)])
 
 
-def _check_backend(backend: str) -> None:
-    if backend != "reference":
-        raise ValueError(f"backend must be 'reference'; got {backend!r}")
+def _check_backend(backend: Backend) -> None:
+    if backend.form != "reference":
+        raise ValueError(f"backend must be of form reference; got {backend}")
 
 
 def _check_pages(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array) -> None:

@@ -79,7 +79,7 @@ class PagedKV:
             rows = jnp.arange(len(positions), dtype=jnp.int32)
         self._page_table, self._positions, self._rows = page_table, positions, rows
         self._blocks = blocks
-        self._backend: Backend = backend
+        self._backend = backend
         num_pages, _, page_size, _ = pages[0].shape
         at = jnp.maximum(positions, 0)
         own_page = page_table[rows, at // page_size]

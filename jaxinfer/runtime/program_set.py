@@ -88,7 +88,7 @@ class _Maker:
     ):
         self._config, self._decoder, self._cache_root = config, decoder, cache_root
         self._on_ready = on_ready
-        self._backend: Backend = resolve_backend(config.kernel_backend)
+        self._backend = _backend(config.kernel_backend)
         self._is_fused = _is_fused(config.step_programs)
 
     def make(self, plan: MemoryPlan) -> ProgramSet:
@@ -171,6 +171,19 @@ class _Maker:
 def _kind(name: str) -> str:
     """A program's name without its bucket."""
     return re.sub(r"=\d+", "", name)
+
+
+def _backend(requested: str) -> Backend:
+    """Of this process's device. Raises: ConfigError."""
+    device = jax.devices()[0]
+    try:
+        return resolve_backend(
+            requested,
+            platform=device.platform,
+            compute_capability=getattr(device, "compute_capability", None),
+        )
+    except ValueError as error:
+        raise ConfigError(f"{error} (--kernel-backend)") from error
 
 
 def _is_fused(step_programs: str) -> bool:

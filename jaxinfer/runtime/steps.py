@@ -67,7 +67,7 @@ class Steps:
 
     def __init__(self, decoder: Decoder, *, max_rows: int, backend: Backend):
         self._decoder, self._max_rows = decoder, max_rows
-        self._backend: Backend = backend
+        self._backend = backend
         self.begin = jax.jit(self._begin)
         self.layer = jax.jit(self._layer, donate_argnames=("pages", "x"))
         self.end = jax.jit(self._end)
