@@ -76,7 +76,7 @@ $(VENV)/.dev: EXTRAS := [dev]
 $(VENV)/.oracle: EXTRAS := [dev,oracle]
 $(VENV)/.oracle: ALSO := $(TORCH)
 $(VENV)/.bench: EXTRAS := [bench]
-$(AOT_VENV)/.aot: EXTRAS := [dev]
+$(AOT_VENV)/.aot: EXTRAS := [aot]
 $(AOT_VENV)/.aot: THEN = v=$$($(IN_AOT) -c '$(JAX_VERSION)') && $(IN_AOT) -m pip install --no-deps \
 	--disable-pip-version-check jax-cuda12-plugin==$$v jax-cuda12-pjrt==$$v $(AOT_TOOLS)
 

@@ -10,14 +10,14 @@ from bench.aot.memory import UTILIZATION, Room
 from bench.aot.targets import Target
 
 WIDTH = 100
-NAME_WIDTH = 44
+NAME_WIDTH = 30
 MIB, GIB = 1 << 20, 1 << 30
 
 
 def target_header(target: Target, jax_version: str) -> Iterator[str]:
     """The GPU, and the names of a kernel's columns."""
     yield f"{target.device_kind} ({target.arch}), compiled with JAX {jax_version}"
-    columns = f"{'regs':>5}{'spill':>6}{'shared':>8}  {'loads of 16 8 4 less':22}products"
+    columns = f"{'regs':>5}{'spill':>6}{'shared':>8}  {'loads 16/8/4/<4':17}products"
     yield f"{'':{NAME_WIDTH}}{columns}"
 
 
@@ -29,14 +29,15 @@ def block(facts: Facts) -> Iterator[str]:
 
 
 def kernel_rows(facts: Facts) -> Iterator[str]:
-    """A line for each kernel of ours, or each that was disassembled."""
+    """A line for each that was disassembled; * is a Pallas kernel."""
     for name, kernel in facts.kernels.items():
         if not kernel.opcodes:
             continue
         shared = f"{facts.shared_bytes(name) / 1024:.1f} K"
         figures = f"{kernel.registers:>5}{kernel.spill_bytes:>6}{shared:>8}"
-        line = f"  {name[: NAME_WIDTH - 3]:{NAME_WIDTH - 2}}{figures}  "
-        yield (line + f"{_loads(kernel.loads()):22}{_products(kernel.products())}").rstrip()[:WIDTH]
+        mark = "*" if name in facts.ours else " "
+        line = f"{mark} {name[: NAME_WIDTH - 3]:{NAME_WIDTH - 2}}{figures}  "
+        yield (line + f"{_loads(kernel.loads()):17}{_products(kernel.products())}").rstrip()[:WIDTH]
 
 
 def program_rows(facts: Facts) -> Iterator[str]:
@@ -53,6 +54,8 @@ def program_rows(facts: Facts) -> Iterator[str]:
         f"  arguments {_mib(facts.argument_bytes)}, aliased {_mib(memory.alias_bytes)}, results "
         f"{_mib(memory.output_bytes)}, temporaries {_mib(memory.temp_bytes)}"
     )
+    spilling = sum(kernel.spill_bytes > 0 for kernel in facts.kernels.values())
+    yield f"  spills: {spilling} of {len(facts.kernels)} kernels"
 
 
 def memory_rows(rooms: Sequence[Room]) -> Iterator[str]:
@@ -69,7 +72,7 @@ def memory_rows(rooms: Sequence[Room]) -> Iterator[str]:
 
 def _loads(loads: Mapping[int, int]) -> str:
     less = sum(count for width, count in loads.items() if width < 4)
-    return " ".join(map(str, [*(loads.get(width, 0) for width in (16, 8, 4)), less]))
+    return "/".join(map(str, [*(loads.get(width, 0) for width in (16, 8, 4)), less]))
 
 
 def _products(products: Mapping[str, int]) -> str:

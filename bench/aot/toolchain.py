@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,11 @@ class Toolchain:
     def find(cls) -> Toolchain:
         """Of this Python's environment. Raises: ToolError naming the packages that are absent."""
         spec = importlib.util.find_spec("nvidia")
-        folders = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
+        return cls.below(list(map(Path, spec.submodule_search_locations or ())) if spec else [])
+
+    @classmethod
+    def below(cls, folders: Sequence[Path]) -> Toolchain:
+        """Of the first of the folders that has each. Raises: ToolError."""
         found = {name: _first(folders, name) for name in PACKAGES}
         if absent := [PACKAGES[name] for name, path in found.items() if path is None]:
             raise ToolError(f"{' and '.join(absent)} must be installed: `make test-aot` does it")
@@ -57,7 +62,7 @@ class Toolchain:
             return _run([self.nvdisasm, "-c", source]).stdout
 
 
-def _first(folders: list[Path], name: str) -> Path | None:
+def _first(folders: Sequence[Path], name: str) -> Path | None:
     paths = (folder / FOLDER / name for folder in folders)
     return next((path for path in paths if path.is_file()), None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,8 +18,8 @@ prepare_environment()  # before anything asks JAX for its devices
 
 
 @pytest.fixture(scope="session", params=TARGETS)
-def findings(request: pytest.FixtureRequest) -> Iterator[Findings]:
+def findings(request: pytest.FixtureRequest) -> Findings:
     """On one GPU. Where the plugin is there but does not work, this is an error, not a skip."""
     if importlib.util.find_spec("jax_plugins") is None or not importlib.util.find_spec(PLUGIN):
         pytest.skip(f"needs {PLUGIN}: `make test-aot` installs it")
-    yield Findings(Laboratory(TARGETS[request.param], Toolchain.find()))
+    return Findings(Laboratory(TARGETS[request.param], Toolchain.find()))
