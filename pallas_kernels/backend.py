@@ -18,8 +18,8 @@ memory per block. sm_90 is Hopper."""
 class Backend:
     """A static argument of every operation.
 
-    reference: jnp, on any device. pallas: the GPU kernel (Triton lowering). interpret: that kernel's
-    source run by XLA on a CPU, for tests.
+    reference: jnp, on any device. pallas: the GPU kernel (Triton lowering). interpret: that
+    kernel's source run by XLA on a CPU, for tests.
     """
 
     form: Form = "reference"

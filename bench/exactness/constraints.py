@@ -25,6 +25,7 @@ from jaxinfer.models.registry import Decoder, decoder_for
 from jaxinfer.runtime.kv_cache import PagedKV, make_pages
 from jaxinfer.runtime.memory_plan import default_dtype
 from jaxinfer.runtime.weights import load_weights
+from pallas_kernels.backend import REFERENCE
 from pallas_kernels.paged_attention import HEAD_MULTIPLE, NARROW_GROUP
 from pallas_kernels.row_sum import SAME_ORDER_FROM
 
@@ -67,7 +68,7 @@ class FewRows:
         self._extra = -self._num_rows % NARROW_GROUP
         positions = jnp.pad(positions, (0, self._extra), constant_values=-1)
         table = jnp.pad(table, ((0, self._extra), (0, 0)))
-        self._inner = PagedKV(pages, table, positions, None, None, backend="reference")
+        self._inner = PagedKV(pages, table, positions, None, None, backend=REFERENCE)
 
     @property
     def pages(self) -> tuple[jax.Array, jax.Array]:

@@ -33,7 +33,7 @@ class Machine:
         self.tiny, self.is_fused = tiny, is_fused
         program_list = ProgramList(
             decoder,
-            Steps(decoder, max_rows=BUCKETS.max_rows, backend="reference"),
+            Steps(decoder, max_rows=BUCKETS.max_rows),
             BUCKETS,
             num_pages=NUM_PAGES,
             page_size=PAGE_SIZE,
