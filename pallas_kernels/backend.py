@@ -63,3 +63,24 @@ def _gpu(compute_capability: str | None) -> Gpu | None:
     if compute_capability is None or float(compute_capability) < 8:
         return None
     return "sm_90" if compute_capability.startswith("9.") else "sm_80"
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiles:
+    """Of kernels that take a whole row, or a token's heads, in one program. Neither figure follows
+    the number of rows: a row's sums have one layout.
+    """
+
+    per_thread: int  # elements, until a program has max_warps
+    max_warps: int
+    block: int  # most elements of one sum
+
+    def warps(self, elements: int) -> int:
+        """For a power of two of elements."""
+        return min(self.max_warps, max(1, elements // (32 * self.per_thread)))
+
+
+ROW_TILES: dict[Gpu, RowTiles] = {
+    "sm_80": RowTiles(per_thread=16, max_warps=16, block=16384),
+    "sm_90": RowTiles(per_thread=16, max_warps=16, block=16384),
+}
