@@ -35,14 +35,14 @@ def row_sum(x: jax.Array, *, least_rows: int = 1, backend: Backend = REFERENCE) 
         least_rows: rows (elements of the leading axes) of the smallest array that any program
             reduces in this place; all callers that must agree give the same number. 1: always
             fold. Of the reference form.
-    Raises: ValueError naming x where it has no last axis to sum, or a kernel is not for its dtype.
+    Raises: ValueError naming x where it is not for the kernel.
     """
-    if x.ndim == 0 or x.shape[-1] == 0:
-        raise ValueError(f"x must have a last axis of 1 or more elements; got {x.shape}")
     if backend.form == "reference":
         return row_sum_reference(x, least_rows=least_rows)
-    if x.dtype != jnp.float32:
-        raise ValueError(f"x must be float32[..., D]; got {x.dtype}{list(x.shape)}")
+    if x.dtype != jnp.float32 or x.ndim == 0 or x.shape[-1] == 0:
+        raise ValueError(
+            f"x must be float32[..., D] with D 1 or more; got {x.dtype}{list(x.shape)}"
+        )
     sums = x.reshape(-1, x.shape[-1])
     while sums.shape[1] > 1:
         sums = _block_sums(sums, backend)
