@@ -154,6 +154,7 @@ W8A8_TILES: dict[Gpu, MatmulTiles] = {  # sums of integers are exact in any orde
 MATMUL_BLOCKS: dict[Gpu, int] = {"sm_80": 216, "sm_90": 264}  # that keep the GPU busy
 
 
+@dataclass(frozen=True, slots=True)
 class RowTiles:
     """Of kernels that take a whole row, or a token's heads, in one program. Neither figure follows
     the number of rows: a row's sums have one layout.
