@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import jax.numpy as jnp
+
 Form = Literal["pallas", "interpret", "reference"]
 Gpu = Literal["sm_80", "sm_90"]
 """Whose tiles are taken. sm_80 stands for Ampere and Ada; its tiles keep to their 99 KiB of shared
@@ -173,3 +175,24 @@ ROW_TILES: dict[Gpu, RowTiles] = {
     "sm_80": RowTiles(per_thread=16, max_warps=16, block=16384),
     "sm_90": RowTiles(per_thread=16, max_warps=16, block=16384),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTiles:
+    """Of the decode and the ragged kernel; see attention_tile.py."""
+
+    kv: int  # tokens of a KV tile: the same in both kernels
+    stages: int  # of a software pipeline over KV tiles
+    decode_warps: int
+    decode_programs: int  # fill the device: with fewer, a row's KV is shared out
+    ragged_rows: int  # queries times heads of a ragged program
+    ragged_warps: int
+
+
+def attention_tiles(backend: Backend, head_dim: int, dtype: jnp.dtype) -> AttentionTiles:
+    """For queries of this head dim and dtype."""
+    if jnp.dtype(dtype).itemsize > 2:
+        return AttentionTiles(32, 2, 4, 528, 32, 4)
+    if head_dim > 128:
+        return AttentionTiles(32, 3, 4, 528, 32, 4)
+    return AttentionTiles(64, 3, 4, 528, 32, 2)

@@ -25,8 +25,9 @@ from jaxinfer.models.registry import Decoder, decoder_for
 from jaxinfer.runtime.kv_cache import PagedKV, make_pages
 from jaxinfer.runtime.memory_plan import default_dtype
 from jaxinfer.runtime.weights import load_weights
+from pallas_kernels.attention_reference import HEAD_MULTIPLE
 from pallas_kernels.backend import REFERENCE
-from pallas_kernels.paged_attention import HEAD_MULTIPLE, NARROW_GROUP
+from pallas_kernels.query_blocks import NARROW_GROUP
 from pallas_kernels.row_sum import SAME_ORDER_FROM
 
 ROWS = (1, 2, 4, 7, MIN_ROWS)

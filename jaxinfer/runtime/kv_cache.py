@@ -12,7 +12,9 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.runtime.aot import Program
 from pallas_kernels.backend import Backend
 from pallas_kernels.kv_write import write_kv
-from pallas_kernels.paged_attention import QueryBlocks, paged_attention, ragged_paged_attention
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.query_blocks import QueryBlocks
+from pallas_kernels.ragged_attention import ragged_paged_attention
 
 KVPages = list[tuple[jax.Array, jax.Array]]
 """Per layer keys and values, each [P, K, S, D]: pages, KV heads, page slots, head dim."""

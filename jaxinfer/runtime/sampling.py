@@ -21,7 +21,7 @@ from jax import lax
 
 from jaxinfer.config import MIN_ROWS
 from pallas_kernels.backend import REFERENCE, Backend
-from pallas_kernels.paged_attention import Array
+from pallas_kernels.query_blocks import Array
 from pallas_kernels.row_sum import row_sum
 
 MAX_TOP = 20  # likeliest tokens that variants `full` and `penalized` report

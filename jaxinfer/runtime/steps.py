@@ -25,7 +25,7 @@ from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.kv_cache import KVPages, PagedKV
 from jaxinfer.runtime.penalties import PenaltyArrays, penalized
 from jaxinfer.runtime.sampling import Sampled, SamplingArrays, Variant, log_total, sample
-from pallas_kernels.paged_attention import Array, QueryBlocks
+from pallas_kernels.query_blocks import Array, QueryBlocks
 
 Params = dict[str, Any]
 
