@@ -41,6 +41,7 @@ from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.tokenizer import Tokenizer
+from pallas_kernels.backend import Backend, resolve_backend
 
 DEFAULT_CACHE = Path(".cache") / "jaxinfer"  # in the user's home
 PROGRAMS = "programs"  # in the cache folder
@@ -112,14 +113,14 @@ def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phas
     """
     counter = CompileCounter()
     phases = _Phases(on_progress)
-    cache_dir = _cache_dir(config)
+    cache_dir, backend = _cache_dir(config), _backend(config)
     with phases("find model"):
         checkpoint = _open(config, cache_dir)
     try:
         template = _chat_template(config.source)
         dtype = default_dtype(config.source.dtype)
         with _faults_of(checkpoint.path):
-            decoder = decoder_for(checkpoint.config, dtype=dtype)
+            decoder = decoder_for(checkpoint.config, dtype=dtype, backend=backend)
             tokenizer = _tokenizer(checkpoint, template)
         budget = read_budget(config.memory_utilization)  # before there are weights
         on_progress("load weights and compile")
@@ -206,12 +207,13 @@ def compile_ahead(
     Raises: as `build`.
     """
     phases = _Phases(on_progress)
-    cache_dir = _cache_dir(config)
+    cache_dir, backend = _cache_dir(config), _backend(config)
     with phases("find model"):
         checkpoint = _open(config, cache_dir)
     checkpoint.close()
     with _faults_of(checkpoint.path):
-        decoder = decoder_for(checkpoint.config, dtype=default_dtype(config.source.dtype))
+        dtype = default_dtype(config.source.dtype)
+        decoder = decoder_for(checkpoint.config, dtype=dtype, backend=backend)
     budget = read_budget(config.memory_utilization).elsewhere()
     with phases("compile"):
         found = prepare(config, decoder, budget, cache_dir / PROGRAMS)
@@ -251,6 +253,20 @@ class _Phases:
 
 def _cache_dir(config: EngineConfig) -> Path:
     return Path(config.cache_dir or Path.home() / DEFAULT_CACHE).expanduser()
+
+
+def _backend(config: EngineConfig) -> Backend:
+    """The kernels' form on this process's device. Raises: ConfigError."""
+    device = jax.devices()[0]
+    try:
+        return resolve_backend(
+            config.kernel_backend,
+            platform=device.platform,
+            compute_capability=getattr(device, "compute_capability", None),
+            is_exact=config.batch_invariant,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{error} (--kernel-backend)") from error
 
 
 def _open(config: EngineConfig, cache_dir: Path) -> Checkpoint:

@@ -222,7 +222,8 @@ class EngineConfig:
     source: ModelSource = field(default_factory=ModelSource)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    kernel_backend: KernelBackend = "auto"  # auto: pallas on a GPU
+    kernel_backend: KernelBackend = "auto"  # auto: pallas on a GPU, else reference
+    batch_invariant: bool = True  # False: a GPU's kernels may let a row's bits follow its batch
     step_programs: Literal["auto", "layered", "fused"] = "auto"  # auto: fused on a GPU
     memory_utilization: float = 0.9  # share of a GPU's memory that may be planned
     seed: int | None = None  # of requests that name none; None: from the system

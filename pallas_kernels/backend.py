@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import jax.numpy as jnp
+
 Form = Literal["pallas", "interpret", "reference"]
 Gpu = Literal["sm_80", "sm_90"]
 """Whose tiles are taken. sm_80 stands for Ampere and Ada; its tiles keep to their 99 KiB of shared
@@ -18,8 +20,8 @@ memory per block. sm_90 is Hopper."""
 class Backend:
     """A static argument of every operation.
 
-    reference: jnp, on any device. pallas: the GPU kernel (Triton lowering). interpret: that kernel's
-    source run by XLA on a CPU, for tests.
+    reference: jnp, on any device. pallas: the GPU kernel (Triton lowering). interpret: that
+    kernel's source run by XLA on a CPU, for tests.
     """
 
     form: Form = "reference"
@@ -63,3 +65,134 @@ def _gpu(compute_capability: str | None) -> Gpu | None:
     if compute_capability is None or float(compute_capability) < 8:
         return None
     return "sm_90" if compute_capability.startswith("9.") else "sm_80"
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTile:
+    """What one block of a product x [M, K] @ weight [N, K].T computes at a time."""
+
+    rows: int  # of M
+    cols: int  # of N
+    depth: int  # of K; a group of a scale, where that is shorter
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTiles:
+    """One kind of product on one GPU generation: tiles for few to many rows, the first that holds
+    them all is taken, or else the last.
+
+    The tiles of `exact` agree in depth and in the tensor core instruction, which on Hopper follows
+    from rows (64 per warpgroup) and cols: a row's sum then runs in one order, whichever is taken.
+    """
+
+    exact: tuple[MatmulTile, ...]
+    loose: tuple[MatmulTile, ...]  # for a backend that is not exact
+    single: MatmulTile  # float32 operands
+
+    def choices(self, *, is_single: bool, is_exact: bool) -> tuple[MatmulTile, ...]:
+        """By rising number of rows."""
+        if is_single:
+            return (self.single,)
+        return self.exact if is_exact else self.loose
+
+
+_SINGLE = MatmulTile(32, 32, 32, 4, 2)
+
+DENSE_TILES: dict[Gpu, MatmulTiles] = {
+    "sm_80": MatmulTiles(
+        (
+            MatmulTile(16, 64, 64, 4, 4),
+            MatmulTile(64, 64, 64, 4, 3),
+            MatmulTile(128, 128, 64, 8, 3),
+        ),
+        (),
+        _SINGLE,
+    ),
+    "sm_90": MatmulTiles(
+        (MatmulTile(64, 128, 64, 4, 4), MatmulTile(128, 128, 64, 8, 4)),
+        (),
+        _SINGLE,
+    ),
+}
+INT8_TILES: dict[Gpu, MatmulTiles] = {  # depth: of scales per channel; a group's, if shorter
+    "sm_80": MatmulTiles(
+        (MatmulTile(16, 64, 128, 4, 4), MatmulTile(64, 64, 128, 4, 3)),
+        (MatmulTile(16, 64, 128, 4, 4), MatmulTile(64, 64, 128, 4, 3)),
+        _SINGLE,
+    ),
+    "sm_90": MatmulTiles(
+        (MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3)),
+        (
+            MatmulTile(16, 64, 128, 4, 4),
+            MatmulTile(64, 64, 128, 4, 3),
+            MatmulTile(128, 64, 128, 8, 3),
+        ),
+        _SINGLE,
+    ),
+}
+INT4_TILES = INT8_TILES
+W8A8_TILES: dict[Gpu, MatmulTiles] = {  # sums of integers are exact in any order
+    "sm_80": MatmulTiles(
+        (
+            MatmulTile(16, 64, 128, 4, 4),
+            MatmulTile(64, 64, 128, 4, 3),
+            MatmulTile(128, 128, 128, 8, 3),
+        ),
+        (),
+        _SINGLE,
+    ),
+    "sm_90": MatmulTiles(
+        (
+            MatmulTile(16, 64, 128, 4, 4),
+            MatmulTile(64, 64, 128, 4, 4),
+            MatmulTile(128, 128, 128, 8, 3),
+        ),
+        (),
+        _SINGLE,
+    ),
+}
+MATMUL_BLOCKS: dict[Gpu, int] = {"sm_80": 216, "sm_90": 264}  # that keep the GPU busy
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiles:
+    """Of kernels that take a whole row, or a token's heads, in one program. Neither figure follows
+    the number of rows: a row's sums have one layout.
+    """
+
+    per_thread: int  # elements, until a program has max_warps
+    max_warps: int
+    block: int  # most elements of one sum
+
+    def warps(self, elements: int) -> int:
+        """For a power of two of elements."""
+        return min(self.max_warps, max(1, elements // (32 * self.per_thread)))
+
+
+ROW_TILES: dict[Gpu, RowTiles] = {
+    "sm_80": RowTiles(per_thread=16, max_warps=16, block=16384),
+    "sm_90": RowTiles(per_thread=16, max_warps=16, block=16384),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTiles:
+    """Of the decode and the ragged kernel; see attention_tile.py."""
+
+    kv: int  # tokens of a KV tile: the same in both kernels
+    stages: int  # of a software pipeline over KV tiles
+    decode_warps: int
+    decode_programs: int  # fill the device: with fewer, a row's KV is shared out
+    ragged_rows: int  # queries times heads of a ragged program
+    ragged_warps: int
+
+
+def attention_tiles(backend: Backend, head_dim: int, dtype: jnp.dtype) -> AttentionTiles:
+    """For queries of this head dim and dtype."""
+    if jnp.dtype(dtype).itemsize > 2:
+        return AttentionTiles(32, 2, 4, 528, 32, 4)
+    if head_dim > 128:
+        return AttentionTiles(32, 3, 4, 528, 32, 4)
+    return AttentionTiles(64, 3, 4, 528, 32, 2)

@@ -1,49 +1,47 @@
-"""Attention of queries over KV pages, in the jnp reference form.
+"""Attention of one query per row over that row's pages: a decode step.
 
-One arithmetic for every caller: KV tiles of TILE_KV tokens at absolute positions, visited in order
-with an online softmax (FlashAttention-2, arXiv:2307.08691). A query's bits therefore depend on its
-own context alone, whether it is one row of a decode step or one of a block of queries in a prefill
-step (tests/pallas_kernels).
-
-Queries are taken in groups of blocks, and each group visits only as many tiles as its longest block
-needs: both trip counts are dynamic, so no shape depends on a context length.
+The kernel: a program per row, KV head and share of the row's KV. Where rows are few, the shares of
+a row are computed apart and a second kernel adds them up, in their order; where they are many, a
+program goes through all of them.
 """
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.backend import REFERENCE, Backend
-from pallas_kernels.row_sum import row_sum
+from pallas_kernels.attention_arguments import (
+    KVPages,
+    Scoring,
+    check_attention,
+    check_decode_rows,
+    check_kernel,
+)
+from pallas_kernels.attention_reference import paged_attention_reference
+from pallas_kernels.attention_segments import most_segments
+from pallas_kernels.attention_tile import (
+    LOWEST_TOP,
+    Partial,
+    Queries,
+    TileShape,
+    attend,
+    attend_range,
+    empty_partial,
+    fold,
+    kv_ranges,
+    result,
+)
+from pallas_kernels.backend import REFERENCE, AttentionTiles, Backend, attention_tiles
 
-TILE_KV = 128  # tokens; a page size must divide it
-NARROW_GROUP = 8  # blocks of one query that are computed together
-WIDE_GROUP = 4  # blocks of several queries that are computed together
-SMALL_WIDE_GROUP = 2  # the same where blocks are of SMALL_WIDTH queries or fewer: few are real
-SMALL_WIDTH = 16
-LANES = 16  # running sums of a softmax's weights, added up at the end
-LEAST_ROWS = 2  # of one product: XLA CPU computes a single row in another order
-HEAD_MULTIPLE = 64  # head dims in between make the blocking of a product depend on its rows
-MASKED = -1e30  # a finite stand-in for -inf: exp(MASKED - m) is exactly 0
-
-
-Array = TypeVar("Array")  # jax.Array on the device, numpy on the host, shapes while lowering
-
-
-class QueryBlocks(NamedTuple, Generic[Array]):
-    """Which tokens of a packed token axis [T] attend together; T marks padding.
-
-    Real blocks stand first. Every token is in at most one block; a token in none gets output 0.
-    """
-
-    narrow: Array  # int32[A], A a multiple of NARROW_GROUP: blocks of one query
-    num_narrow: Array  # int32[]
-    wide: Array  # int32[B, Q], B a multiple of WIDE_GROUP: queries of one row
-    num_wide: Array  # int32[]
+LEAST_ROWS = 16  # of a tensor core's product
+BATCH = 8  # partial results that are loaded together
 
 
 def paged_attention(
@@ -54,223 +52,236 @@ def paged_attention(
     positions: jax.Array,
     *,
     scale: float,
+    k_scales: jax.Array | None = None,
+    v_scales: jax.Array | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
     backend: Backend = REFERENCE,
 ) -> jax.Array:
     """One query per row over that row's pages: a decode step.
 
     Args:
         q: float[N, H, D], N a multiple of NARROW_GROUP; real rows stand first.
-        k_pages, v_pages: float[P, K, S, D]; S divides TILE_KV.
+        k_pages, v_pages: float or int8 [P, K, S, D]; S divides 128.
         page_table: int32[N, M]; entries past the row's last page may be any valid page.
         positions: int32[N]: the query's position; it attends to 0..position. -1 marks a padding
             row.
         scale: multiplies q·k, usually D**-0.5.
+        k_scales, v_scales: float32[P, K, S] of int8 pages, None for others.
+        window: tokens that a query sees, itself included.
+        soft_cap: a score s becomes soft_cap * tanh(s / soft_cap).
     Returns: float[N, H, D]; padding rows are 0. Sums are kept in float32.
-    Raises: ValueError naming the argument whose shape does not fit.
+    Raises: ValueError naming the argument that does not fit.
     """
-    _check_backend(backend)
-    _check_pages(q, k_pages, v_pages)
-    if q.shape[0] % NARROW_GROUP or page_table.shape[0] != q.shape[0]:
-        raise ValueError(
-            f"q must have a multiple of {NARROW_GROUP} rows and page_table as many; "
-            f"got q {q.shape} and page_table {page_table.shape}"
-        )
-    tokens = jnp.arange(q.shape[0], dtype=jnp.int32)
-    return _attend_blocks(
-        jnp.zeros_like(q),
-        q,
-        positions,
-        page_table,
-        tokens,
-        tokens[:, None],
-        jnp.sum(positions >= 0, dtype=jnp.int32),
-        k_pages,
-        v_pages,
-        scale=scale,
-        group=NARROW_GROUP,
-    )
-
-
-def ragged_paged_attention(
-    q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
-    page_table: jax.Array,
-    positions: jax.Array,
-    rows: jax.Array,
-    blocks: QueryBlocks[jax.Array],
-    *,
-    scale: float,
-    backend: Backend = REFERENCE,
-) -> jax.Array:
-    """Packed chunks of several sequences over their pages: a prefill step.
-
-    Args:
-        q: float[T, H, D].
-        k_pages, v_pages: float[P, K, S, D]; S divides TILE_KV.
-        page_table: int32[R, M].
-        positions: int32[T]; a token attends to 0..position of its row. -1 marks padding.
-        rows: int32[T]: each token's row of page_table.
-        blocks: which tokens attend together.
-        scale: multiplies q·k, usually D**-0.5.
-    Returns: float[T, H, D]; padding tokens are 0. Sums are kept in float32.
-    Raises: ValueError naming the argument whose shape does not fit.
-    """
-    _check_backend(backend)
-    _check_pages(q, k_pages, v_pages)
-    _check_blocks(blocks)
-    out = jnp.zeros_like(q)
-    is_small = blocks.wide.shape[1] <= SMALL_WIDTH
-    for tokens, count, group in (
-        (blocks.narrow[:, None], blocks.num_narrow, NARROW_GROUP),
-        (blocks.wide, blocks.num_wide, SMALL_WIDE_GROUP if is_small else WIDE_GROUP),
-    ):
-        out = _attend_blocks(
-            out,
+    if backend.form == "reference":
+        return paged_attention_reference(
             q,
-            positions,
-            page_table,
-            rows,
-            tokens,
-            count,
             k_pages,
             v_pages,
+            page_table,
+            positions,
             scale=scale,
-            group=group,
+            k_scales=k_scales,
+            v_scales=v_scales,
+            window=window,
+            soft_cap=soft_cap,
         )
-    return out
+    pages = KVPages(k_pages, v_pages, k_scales, v_scales, page_table)
+    scoring = Scoring(scale, window, soft_cap)
+    check_decode_rows(q, page_table)
+    check_attention(q, pages, positions, scoring)
+    check_kernel(q, pages, scoring)
+    rows = jnp.asarray(np.arange(q.shape[0], dtype=np.int32))  # a constant: no kernel makes it
+    return attend_single(q, pages, SingleQueries(rows, rows, positions), scoring, backend, out=None)
 
 
-def _attend_blocks(
-    out: jax.Array,
+class SingleQueries(NamedTuple):
+    """Queries that attend alone."""
+
+    tokens: jax.Array  # int32[A]: their places in q and the output; past the end: padding
+    rows: jax.Array  # int32[A]: of the page table
+    positions: jax.Array  # int32[A]; -1: padding
+
+
+def attend_single(
     q: jax.Array,
-    positions: jax.Array,
-    page_table: jax.Array,
-    rows: jax.Array,
-    blocks: jax.Array,
-    num_blocks: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    pages: KVPages,
+    queries: SingleQueries,
+    scoring: Scoring,
+    backend: Backend,
     *,
-    scale: float,
-    group: int,
+    out: jax.Array | None,
 ) -> jax.Array:
-    """Writes the outputs of the first num_blocks blocks, int32[B, Q] of tokens, into out [T, H, D].
+    """float[T, H, D]: attention of these queries, written into `out` if that is given.
 
-    Q queries and the H/K heads that share a KV head are the rows of one small product per KV head.
+    Without `out`, every token of q must be among the queries.
     """
-    num_tokens, num_heads, head_dim = q.shape
-    _, num_kv, page_size, _ = k_pages.shape
-    width, shared = blocks.shape[1], num_heads // num_kv
-    num_rows = width * shared
-    pages_per_tile = TILE_KV // page_size
-    pad = -page_table.shape[1] % pages_per_tile
-    page_table = jnp.pad(page_table, ((0, 0), (0, pad)))
-
-    def by_head(x: jax.Array) -> jax.Array:
-        """[G, Q, H, D] -> float32[G, K, rows, padded D], rows = Q * shared or LEAST_ROWS."""
-        x = x.astype(jnp.float32).reshape(group, width, num_kv, shared, head_dim)
-        x = x.transpose(0, 2, 1, 3, 4).reshape(group, num_kv, num_rows, head_dim)
-        extra = max(0, LEAST_ROWS - num_rows)
-        return _pad_head(jnp.pad(x, ((0, 0), (0, 0), (0, extra), (0, 0))))
-
-    def by_token(x: jax.Array) -> jax.Array:
-        """The way back: [G, K, rows, padded D] -> [G, Q, H, D]."""
-        x = x[:, :, :num_rows, :head_dim].reshape(group, num_kv, width, shared, head_dim)
-        return x.transpose(0, 2, 1, 3, 4).reshape(group, width, num_heads, head_dim)
-
-    def tile(pages: jax.Array, ids: jax.Array) -> jax.Array:
-        """[P, K, S, D] at int32[G, pages_per_tile] -> float32[G, K, TILE_KV, D]."""
-        heads = jnp.arange(num_kv, dtype=jnp.int32)[None, :, None]
-        got = pages.at[ids[:, None, :], heads].get(mode="promise_in_bounds")
-        got = got.reshape(group, num_kv, TILE_KV, head_dim).astype(jnp.float32)
-        return _pad_head(got)
-
-    def attend_group(g: jax.Array, out: jax.Array) -> jax.Array:
-        tokens = lax.dynamic_slice_in_dim(blocks, g * group, group)
-        at = jnp.minimum(tokens, num_tokens - 1)
-        own = jnp.where(tokens < num_tokens, positions[at], -1)
-        last, table = own.max(axis=1), page_table[rows[at[:, 0]]]
-        q_g = by_head(q[at]) * scale
-        extra = q_g.shape[2] - num_rows
-        q_positions = jnp.pad(jnp.repeat(own, shared, axis=1), ((0, 0), (0, extra)))
-
-        def visit(t: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            top, total, acc = carry
-            ids = lax.dynamic_slice_in_dim(table, t * pages_per_tile, pages_per_tile, axis=1)
-            kv_positions = t * TILE_KV + jnp.arange(TILE_KV, dtype=jnp.int32)
-            k, v = tile(k_pages, ids), tile(v_pages, ids)
-            # A reused page may hold anything past this row's end: 0 * NaN would be NaN.
-            is_held = kv_positions[None, :] <= last[:, None]
-            v = jnp.where(is_held[:, None, :, None], v, 0.0)
-            scores = jnp.einsum("gkrd,gkud->gkru", q_g, k)
-            is_seen = kv_positions[None, None, :] <= q_positions[:, :, None]
-            scores = jnp.where(is_seen[:, None], scores, MASKED)
-            new_top = jnp.maximum(top, scores.max(axis=-1))
-            shrink = jnp.exp(top - new_top)
-            p = jnp.exp(scores - new_top[..., None])
-            total = total * shrink[..., None] + _lane_sums(p)
-            acc = acc * shrink[..., None] + jnp.einsum("gkru,gkud->gkrd", p, v)
-            return new_top, total, acc
-
-        shape = q_g.shape[:3]
-        start = (
-            jnp.full(shape, MASKED, jnp.float32),
-            jnp.zeros((*shape, LANES), jnp.float32),
-            jnp.zeros(q_g.shape, jnp.float32),
-        )
-        num_tiles = lax.div(last.max() + TILE_KV, TILE_KV)
-        _, total, acc = lax.fori_loop(0, num_tiles, visit, start)
-        result = by_token(acc / jnp.maximum(row_sum(total), 1e-30)[..., None])
-        # Padding tokens have an index past the end, or a position of -1: both are dropped.
-        target = jnp.where(own >= 0, tokens, num_tokens)
-        return out.at[target].set(result.astype(out.dtype), mode="drop")
-
-    num_groups = lax.div(num_blocks + (group - 1), group)
-    return lax.fori_loop(0, num_groups, attend_group, out)
+    num_kv, page_size, head_dim = pages.k_pages.shape[1:]
+    tiles = attention_tiles(backend, head_dim, q.dtype)
+    num_programs = queries.tokens.shape[0] * num_kv
+    num_tokens = pages.page_table.shape[1] * page_size
+    most = most_segments(num_tokens, scoring.window)
+    splits = min(most, pl.cdiv(tiles.decode_programs, num_programs))
+    shape = TileShape(
+        scoring, tiles.kv, page_size, head_dim, num_ranges=None if backend.is_exact else splits
+    )
+    if splits == 1:
+        return _whole(q, pages, queries, shape, tiles, backend, out)
+    partials = _split(q, pages, queries, shape, tiles, backend, splits, most)
+    return _folded(q, partials, queries, shape, backend, out)
 
 
-def _lane_sums(p: jax.Array) -> jax.Array:
-    """float[..., TILE_KV] -> float[..., LANES], by additions of whole slices.
-
-    A reduction here would be fused with the multiply and add that follow, differently for few and
-    for many rows.
-    """
-    lanes = p[..., :LANES]
-    for start in range(LANES, TILE_KV, LANES):
-        lanes = lanes + p[..., start : start + LANES]
-    return lanes
-
-
-def _pad_head(x: jax.Array) -> jax.Array:
-    """Zeros behind the last axis up to a multiple of HEAD_MULTIPLE."""
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % HEAD_MULTIPLE)])
-
-
-def _check_backend(backend: Backend) -> None:
-    if backend.form != "reference":
-        raise ValueError(f"backend must be of form reference; got {backend}")
-
-
-def _check_pages(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array) -> None:
-    if k_pages.ndim != 4 or k_pages.shape != v_pages.shape:
-        raise ValueError(
-            f"k_pages and v_pages must have one shape [P, K, S, D]; "
-            f"got {k_pages.shape} and {v_pages.shape}"
-        )
-    _, num_kv, page_size, head_dim = k_pages.shape
-    if q.ndim != 3 or q.shape[2] != head_dim or q.shape[1] % num_kv:
-        raise ValueError(
-            f"q must be [rows, H, {head_dim}] with H a multiple of {num_kv}; got {q.shape}"
-        )
-    if TILE_KV % page_size:
-        raise ValueError(f"k_pages' page size must divide {TILE_KV}; got {page_size}")
+def _whole(
+    q: jax.Array,
+    pages: KVPages,
+    queries: SingleQueries,
+    shape: TileShape,
+    tiles: AttentionTiles,
+    backend: Backend,
+    out: jax.Array | None,
+) -> jax.Array:
+    """One program computes all of a query's output for one KV head."""
+    inputs = (q, pages, queries) if out is None else (q, pages, queries, out)
+    last = len(jax.tree.leaves(inputs)) - 1
+    return pl.pallas_call(
+        partial(_whole_kernel, shape),
+        grid=(pages.k_pages.shape[1], len(queries.tokens)),
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        input_output_aliases={} if out is None else {last: 0},
+        compiler_params=plt.CompilerParams(num_warps=tiles.decode_warps, num_stages=tiles.stages),
+        interpret=backend.form == "interpret",
+        name="paged_attention",
+    )(*inputs)
 
 
-def _check_blocks(blocks: QueryBlocks[jax.Array]) -> None:
-    narrow, wide = blocks.narrow.shape[0], blocks.wide.shape[0]
-    if narrow % NARROW_GROUP or wide % WIDE_GROUP:
-        raise ValueError(
-            f"blocks must hold a multiple of {NARROW_GROUP} narrow and {WIDE_GROUP} wide ones; "
-            f"got {narrow} and {wide}"
-        )
+def _whole_kernel(shape: TileShape, q: Any, pages: KVPages, queries: Any, *outs: Any) -> None:
+    head, i = pl.program_id(0), pl.program_id(1)
+    own = _own_queries(shape, q, pages, queries, head, i)
+    heads, is_real = _heads(q, pages, head)
+    dim = lax.iota(jnp.int32, shape.width)
+    token, out = queries.tokens[i], outs[-1]
+    mask = (is_real & (token < q.shape[0]))[:, None] & (dim < shape.head_dim)[None, :]
+    got = result(attend(shape, pages, own)).astype(out.dtype)
+    plt.store(out.at[token, heads[:, None], dim[None, :]], got, mask=mask)
+
+
+def _own_queries(
+    shape: TileShape, q: Any, pages: KVPages, queries: Any, head: jax.Array, i: jax.Array
+) -> Queries:
+    """The heads of query i that share a KV head."""
+    heads, is_real = _heads(q, pages, head)
+    dim = lax.iota(jnp.int32, shape.width)
+    token, position = queries.tokens[i], queries.positions[i]
+    mask = (is_real & (token < q.shape[0]))[:, None] & (dim < shape.head_dim)[None, :]
+    rows = plt.load(q.at[token, heads[:, None], dim[None, :]], mask=mask, other=0)
+    positions = jnp.full(heads.shape, position)
+    return Queries(rows, positions, queries.rows[i], head, position, position)
+
+
+def _heads(q: Any, pages: KVPages, head: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The query heads of a KV head, and which rows of a product are theirs."""
+    shared = q.shape[1] // pages.k_pages.shape[1]
+    place = lax.iota(jnp.int32, max(LEAST_ROWS, pl.next_power_of_2(shared)))
+    return head * shared + place, place < shared
+
+
+def _split(
+    q: jax.Array,
+    pages: KVPages,
+    queries: SingleQueries,
+    shape: TileShape,
+    tiles: AttentionTiles,
+    backend: Backend,
+    splits: int,
+    most: int,
+) -> Partial:
+    """The partial results of every query's ranges: [A, H, ranges, D], twice [A, H, ranges]."""
+    stats = (len(queries.tokens), q.shape[1], most if backend.is_exact else splits)
+    out_shape = [
+        jax.ShapeDtypeStruct(of, jnp.float32) for of in ((*stats, q.shape[2]), stats, stats)
+    ]
+    found = pl.pallas_call(
+        partial(_split_kernel, shape, splits),
+        grid=(pages.k_pages.shape[1], splits, len(queries.tokens)),
+        out_shape=Partial(*out_shape),
+        compiler_params=plt.CompilerParams(num_warps=tiles.decode_warps, num_stages=tiles.stages),
+        interpret=backend.form == "interpret",
+        name="paged_attention_split",
+    )(q, pages, queries)
+    return Partial(*found)
+
+
+def _split_kernel(
+    shape: TileShape, splits: int, q: Any, pages: KVPages, queries: Any, *outs: Any
+) -> None:
+    """Program (head, c, i) computes the ranges c, c + splits, ... of query i."""
+    head, c, i = (pl.program_id(axis) for axis in range(3))
+    own = _own_queries(shape, q, pages, queries, head, i)
+    heads, is_real = _heads(q, pages, head)
+    dim = lax.iota(jnp.int32, shape.width)
+    ranges, out = kv_ranges(shape, own.first, own.last), Partial(*outs)
+
+    def visit(turn: jax.Array, carry: None) -> None:
+        at = c + turn * splits
+        found = attend_range(shape, pages, own, *ranges.bounds(at))
+        mask = is_real[:, None] & (dim < shape.head_dim)[None, :]
+        plt.store(out.acc.at[i, heads[:, None], at, dim[None, :]], found.acc, mask=mask)
+        plt.store(out.total.at[i, heads, at], jnp.max(found.total, axis=1), mask=is_real)
+        plt.store(out.top.at[i, heads, at], found.top, mask=is_real)
+        return carry
+
+    turns = lax.div(jnp.maximum(ranges.count - c, 0) + (splits - 1), splits)
+    lax.fori_loop(0, turns, visit, None)
+
+
+def _folded(
+    q: jax.Array,
+    partials: Partial,
+    queries: SingleQueries,
+    shape: TileShape,
+    backend: Backend,
+    out: jax.Array | None,
+) -> jax.Array:
+    """Adds up every query's partial results and writes its output."""
+    inputs = (partials, queries) if out is None else (partials, queries, out)
+    last = len(jax.tree.leaves(inputs)) - 1
+    return pl.pallas_call(
+        partial(_fold_kernel, shape),
+        grid=(q.shape[1], len(queries.tokens)),
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        input_output_aliases={} if out is None else {last: 0},
+        compiler_params=plt.CompilerParams(num_warps=1, num_stages=1),
+        interpret=backend.form == "interpret",
+        name="paged_attention_fold",
+    )(*inputs)
+
+
+def _fold_kernel(shape: TileShape, partials: Partial, queries: Any, *outs: Any) -> None:
+    """Program (head, i): in the order of the ranges, BATCH of them loaded at once."""
+    head, i = pl.program_id(0), pl.program_id(1)
+    dim = lax.iota(jnp.int32, shape.width)
+    token, position, out = queries.tokens[i], queries.positions[i], outs[-1]
+    count = kv_ranges(shape, position, position).count
+
+    def visit(batch: jax.Array, so_far: Partial) -> Partial:
+        for j in range(BATCH):
+            at = batch * BATCH + j
+            is_there = at < count
+            at = jnp.minimum(at, partials.top.shape[2] - 1)
+            acc = plt.load(
+                partials.acc.at[i, head, at, dim],
+                mask=(dim < shape.head_dim) & is_there,
+                other=0.0,
+            )
+            total = jnp.where(is_there, partials.total[i, head, at], 0.0)
+            top = jnp.where(is_there, partials.top[i, head, at], LOWEST_TOP)
+            so_far = fold(
+                so_far, Partial(acc[None, :], jnp.full((1, 1), total), jnp.full((1,), top))
+            )
+        return so_far
+
+    num_batches = lax.div(count + (BATCH - 1), BATCH)
+    found = lax.fori_loop(0, num_batches, visit, empty_partial(1, shape.width, lanes=1))
+    mask = (dim < shape.head_dim) & (token < out.shape[0])
+    got = result(found).astype(out.dtype).reshape(shape.width)
+    plt.store(out.at[token, head, dim], got, mask=mask)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jaxinfer.config import MIN_ROWS
 from jaxinfer.scheduling.buckets import WIDE_BLOCKS_AT_ONCE, Buckets
-from pallas_kernels.paged_attention import NARROW_GROUP, TILE_KV, WIDE_GROUP
+from pallas_kernels.attention_arguments import TILE_KV
+from pallas_kernels.query_blocks import NARROW_GROUP, WIDE_GROUP
 
 
 def test_row_buckets_are_whole_groups_of_narrow_blocks():

@@ -16,7 +16,7 @@ import pytest
 from checkpoints.errors import CheckpointError
 from jaxinfer.build import build, compile_ahead
 from jaxinfer.config import EngineConfig, replace
-from jaxinfer.errors import ConfigError, JaxInferError
+from jaxinfer.errors import ConfigError
 from jaxinfer.offline import LLM
 from jaxinfer.runtime import program_set
 from jaxinfer.runtime.aot import Program

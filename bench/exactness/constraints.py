@@ -25,7 +25,9 @@ from jaxinfer.models.registry import Decoder, decoder_for
 from jaxinfer.runtime.kv_cache import PagedKV, make_pages
 from jaxinfer.runtime.memory_plan import default_dtype
 from jaxinfer.runtime.weights import load_weights
-from pallas_kernels.paged_attention import HEAD_MULTIPLE, NARROW_GROUP
+from pallas_kernels.attention_reference import HEAD_MULTIPLE
+from pallas_kernels.backend import REFERENCE
+from pallas_kernels.query_blocks import NARROW_GROUP
 from pallas_kernels.row_sum import SAME_ORDER_FROM
 
 ROWS = (1, 2, 4, 7, MIN_ROWS)
@@ -67,7 +69,7 @@ class FewRows:
         self._extra = -self._num_rows % NARROW_GROUP
         positions = jnp.pad(positions, (0, self._extra), constant_values=-1)
         table = jnp.pad(table, ((0, self._extra), (0, 0)))
-        self._inner = PagedKV(pages, table, positions, None, None, backend="reference")
+        self._inner = PagedKV(pages, table, positions, None, None, backend=REFERENCE)
 
     @property
     def pages(self) -> tuple[jax.Array, jax.Array]:

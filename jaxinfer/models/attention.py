@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.layers import Linear
+from jaxinfer.models.layers import layer_product
 from jaxinfer.models.rope import apply_rope
 
 
@@ -54,15 +56,16 @@ class DenseKV:
 class Attention(nnx.Module):
     """Grouped-query attention (arXiv:2305.13245) with rotary positions."""
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype):
+    def __init__(self, config: ModelConfig, arithmetic: Arithmetic):
         dim, head_dim = config.hidden_size, config.head_dim
         q_dim, kv_dim = (
             n * head_dim for n in (config.num_attention_heads, config.num_key_value_heads)
         )
-        self.q_proj = Linear(dim, q_dim, use_bias=config.qkv_bias, dtype=dtype)
-        self.k_proj = Linear(dim, kv_dim, use_bias=config.qkv_bias, dtype=dtype)
-        self.v_proj = Linear(dim, kv_dim, use_bias=config.qkv_bias, dtype=dtype)
-        self.o_proj = Linear(q_dim, dim, use_bias=config.out_bias, dtype=dtype)
+        qkv_product = partial(layer_product, use_bias=config.qkv_bias, arithmetic=arithmetic)
+        self.q_proj = qkv_product(dim, q_dim)
+        self.k_proj = qkv_product(dim, kv_dim)
+        self.v_proj = qkv_product(dim, kv_dim)
+        self.o_proj = layer_product(q_dim, dim, use_bias=config.out_bias, arithmetic=arithmetic)
         self.head_dim = head_dim
 
     def __call__(

@@ -7,13 +7,18 @@ exactness).
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 
 from jaxinfer.config import MIN_ROWS
-from pallas_kernels.row_sum import row_sum
+from jaxinfer.models.arithmetic import Arithmetic, WeightFormat
+from pallas_kernels.int4_matmul import int4_matmul
+from pallas_kernels.int8_matmul import int8_matmul
+from pallas_kernels.matmul import matmul
+from pallas_kernels.rms_norm import rms_norm
 
 
 def _empty(shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param[jax.Array]:
@@ -21,39 +26,85 @@ def _empty(shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param[jax.Array]:
     return nnx.Param(jnp.zeros(shape, dtype))
 
 
-class Linear(nnx.Module):
+class Product(nnx.Module):
     """y = x @ weight.T (+ bias); float[T, in] -> float[T, out], summed in float32."""
 
-    def __init__(self, in_dim: int, out_dim: int, *, use_bias: bool, dtype: jnp.dtype):
-        self.weight = _empty((out_dim, in_dim), dtype)
-        self.bias = _empty((out_dim,), dtype) if use_bias else None
+    def __init__(self, out_dim: int, *, use_bias: bool, arithmetic: Arithmetic):
+        self.bias = _empty((out_dim,), arithmetic.dtype) if use_bias else None
+        self.backend = arithmetic.backend
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = matmul_transposed(x, self.weight[...])
-        if self.bias is not None:
-            y = y + self.bias[...].astype(jnp.float32)[None, :]
-        return y.astype(x.dtype)
+        if self.bias is None:
+            return self.product(x, x.dtype)
+        y = self.product(x, jnp.dtype("float32"))
+        return (y + self.bias[...].astype(jnp.float32)[None, :]).astype(x.dtype)
+
+    def product(self, x: jax.Array, out_dtype: jnp.dtype) -> jax.Array:
+        """Without the bias, rounded once, to out_dtype."""
+        raise NotImplementedError
 
 
-def matmul_transposed(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """float[T, in] x float[out, in] -> float32[T, out]."""
-    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+class Linear(Product):
+    """With weights in the model's dtype."""
+
+    def __init__(self, in_dim: int, out_dim: int, *, use_bias: bool, arithmetic: Arithmetic):
+        super().__init__(out_dim, use_bias=use_bias, arithmetic=arithmetic)
+        self.weight = _empty((out_dim, in_dim), arithmetic.dtype)
+
+    def product(self, x: jax.Array, out_dtype: jnp.dtype) -> jax.Array:
+        return matmul(x, self.weight[...], out_dtype=out_dtype, backend=self.backend)
+
+
+class QuantizedLinear(Product):
+    """With weights of 8 or 4 bits: `q`, and a `scale` for each group of inputs and output.
+
+    Layouts: pallas_kernels/int8_matmul.py, int4_matmul.py.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        *,
+        use_bias: bool,
+        arithmetic: Arithmetic,
+        weights: WeightFormat,
+    ):
+        super().__init__(out_dim, use_bias=use_bias, arithmetic=arithmetic)
+        group_size = weights.group_size or in_dim
+        self.q = _empty((out_dim, in_dim * weights.bits // 8), jnp.dtype("int8"))
+        self.scale = _empty((in_dim // group_size, out_dim), jnp.dtype("float32"))
+        self.bits = weights.bits
+
+    def product(self, x: jax.Array, out_dtype: jnp.dtype) -> jax.Array:
+        operation = int8_matmul if self.bits == 8 else int4_matmul
+        return operation(
+            x, self.q[...], self.scale[...], out_dtype=out_dtype, backend=self.backend
+        )
+
+
+def layer_product(
+    in_dim: int, out_dim: int, *, use_bias: bool, arithmetic: Arithmetic
+) -> Linear | QuantizedLinear:
+    """A product inside a layer, in the format of the layers' weights."""
+    weights = arithmetic.weights
+    if weights is None:
+        return Linear(in_dim, out_dim, use_bias=use_bias, arithmetic=arithmetic)
+    return QuantizedLinear(
+        in_dim, out_dim, use_bias=use_bias, arithmetic=arithmetic, weights=weights
+    )
 
 
 class RMSNorm(nnx.Module):
     """x / rms(x) * weight over the last axis, in float32 (arXiv:1910.07467)."""
 
-    def __init__(self, dim: int, *, eps: float, dtype: jnp.dtype):
-        self.weight = _empty((dim,), dtype)
-        self.eps = eps
+    def __init__(self, dim: int, *, eps: float, arithmetic: Arithmetic):
+        self.weight = _empty((dim,), arithmetic.dtype)
+        self.eps, self.backend = eps, arithmetic.backend
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.float32)
-        dim = x.shape[-1]
-        # rsqrt(mean + eps) without a product before the sum (pallas_kernels/row_sum.py says why).
-        total = row_sum(wide * wide, least_rows=MIN_ROWS) + dim * self.eps
-        normed = wide * (lax.rsqrt(total) * dim**0.5)[:, None]
-        return (normed * self.weight[...].astype(jnp.float32)[None, :]).astype(x.dtype)
+        weight = self.weight[...]
+        return rms_norm(x, weight, eps=self.eps, least_rows=MIN_ROWS, backend=self.backend)
 
 
 class Embedding(nnx.Module):
@@ -69,10 +120,11 @@ class Embedding(nnx.Module):
 class MLP(nnx.Module):
     """SwiGLU (arXiv:2002.05202): down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, dim: int, hidden_dim: int, *, use_bias: bool, dtype: jnp.dtype):
-        self.gate_proj = Linear(dim, hidden_dim, use_bias=use_bias, dtype=dtype)
-        self.up_proj = Linear(dim, hidden_dim, use_bias=use_bias, dtype=dtype)
-        self.down_proj = Linear(hidden_dim, dim, use_bias=use_bias, dtype=dtype)
+    def __init__(self, dim: int, hidden_dim: int, *, use_bias: bool, arithmetic: Arithmetic):
+        product = partial(layer_product, use_bias=use_bias, arithmetic=arithmetic)
+        self.gate_proj = product(dim, hidden_dim)
+        self.up_proj = product(dim, hidden_dim)
+        self.down_proj = product(hidden_dim, dim)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))

@@ -7,24 +7,27 @@ Hugging Face checkpoint, so the parameter tree is the weight plan (jaxinfer/mode
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
+from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.attention import Attention, KVCache
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.layers import MLP, Embedding, Linear, RMSNorm, matmul_transposed
+from jaxinfer.models.layers import MLP, Embedding, Linear, RMSNorm
 from jaxinfer.models.rope import inverse_frequencies, rope_tables
+from pallas_kernels.matmul import matmul
 
 
 class LlamaLayer(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); the same module for all layers."""
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype):
+    def __init__(self, config: ModelConfig, arithmetic: Arithmetic):
         dim, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(dim, eps=eps, dtype=dtype)
-        self.self_attn = Attention(config, dtype=dtype)
-        self.post_attention_layernorm = RMSNorm(dim, eps=eps, dtype=dtype)
-        self.mlp = MLP(dim, config.intermediate_size, use_bias=config.mlp_bias, dtype=dtype)
+        self.input_layernorm = RMSNorm(dim, eps=eps, arithmetic=arithmetic)
+        self.self_attn = Attention(config, arithmetic)
+        self.post_attention_layernorm = RMSNorm(dim, eps=eps, arithmetic=arithmetic)
+        self.mlp = MLP(
+            dim, config.intermediate_size, use_bias=config.mlp_bias, arithmetic=arithmetic
+        )
 
     def __call__(
         self, x: jax.Array, rope: tuple[jax.Array, jax.Array], kv_cache: KVCache
@@ -39,14 +42,13 @@ class LlamaLayer(nnx.Module):
 class LlamaTop(nnx.Module):
     """What stands before and after the layers."""
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype):
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+    def __init__(self, config: ModelConfig, arithmetic: Arithmetic):
+        dim, vocab_size = config.hidden_size, config.vocab_size
+        self.embed_tokens = Embedding(vocab_size, dim, dtype=arithmetic.dtype)
+        self.norm = RMSNorm(dim, eps=config.rms_norm_eps, arithmetic=arithmetic)
         if not config.tie_word_embeddings:
-            self.lm_head = Linear(
-                config.hidden_size, config.vocab_size, use_bias=False, dtype=dtype
-            )
-        self.config = config
+            self.lm_head = Linear(dim, vocab_size, use_bias=False, arithmetic=arithmetic)
+        self.config, self.backend = config, arithmetic.backend
 
     def begin(
         self, token_ids: jax.Array, positions: jax.Array
@@ -59,4 +61,4 @@ class LlamaTop(nnx.Module):
         """float[N, E], after `norm` -> float32[N, V]."""
         with jax.named_scope("head"):
             head = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-            return matmul_transposed(hidden, head.weight[...])
+            return matmul(hidden, head.weight[...], backend=self.backend)

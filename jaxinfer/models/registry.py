@@ -13,14 +13,16 @@ from jax.tree_util import SequenceKey
 
 from checkpoints.load import WeightSpec
 from jaxinfer.errors import ConfigError
+from jaxinfer.models.arithmetic import Arithmetic, WeightFormat
 from jaxinfer.models.attention import DenseKV
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.llama import LlamaLayer, LlamaTop
+from pallas_kernels.backend import REFERENCE, Backend
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The modules of a decoder family; each takes (config, dtype=)."""
+    """The modules of a decoder family; each takes (config, arithmetic)."""
 
     top: type[LlamaTop]
     layer: type[LlamaLayer]
@@ -45,7 +47,12 @@ class Decoder:
     top: nnx.GraphDef[LlamaTop]  # static: bound to parameters, it is the callable module
     layer: nnx.GraphDef[LlamaLayer]
     param_shapes: dict[str, Any]  # of ShapeDtypeStruct
-    dtype: jnp.dtype  # of the parameters and of the activations
+    arithmetic: Arithmetic
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of the activations, and of parameters that are not quantized."""
+        return self.arithmetic.dtype
 
     def bind_top(self, params: dict[str, Any]) -> LlamaTop:
         """Embedding, last norm and head, for use while tracing; `layers` in params is ignored."""
@@ -86,8 +93,21 @@ def _spec(keys: tuple[Any, ...], shape: tuple[int, ...]) -> WeightSpec:
     return WeightSpec(path=path, names=names, shape=shape)
 
 
-def decoder_for(hf_config: Mapping[str, Any], *, dtype: jnp.dtype) -> Decoder:
-    """Raises ConfigError for an architecture or a key that is not supported."""
+def decoder_for(
+    hf_config: Mapping[str, Any],
+    *,
+    dtype: jnp.dtype,
+    backend: Backend = REFERENCE,
+    weights: WeightFormat | None = None,
+) -> Decoder:
+    """The model of a config.json.
+
+    Args:
+        dtype: of activations, and of parameters that are not quantized.
+        backend: how the operations of its steps are computed.
+        weights: how the products inside the layers keep their weights; None: in dtype.
+    Raises ConfigError for an architecture or a key that is not supported.
+    """
     names = hf_config.get("architectures") or ["none"]
     family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
     if family is None:
@@ -96,14 +116,15 @@ def decoder_for(hf_config: Mapping[str, Any], *, dtype: jnp.dtype) -> Decoder:
             f"got {', '.join(map(str, names))}"
         )
     config = ModelConfig.from_hf(hf_config)
-    top, top_shapes = _abstract(family.top, config, dtype)
-    layer, layer_shapes = _abstract(family.layer, config, dtype)
+    arithmetic = Arithmetic(dtype, backend, weights)
+    top, top_shapes = _abstract(family.top, config, arithmetic)
+    layer, layer_shapes = _abstract(family.layer, config, arithmetic)
     shapes = top_shapes | {"layers": [layer_shapes] * config.num_hidden_layers}
-    return Decoder(config, top, layer, shapes, dtype)
+    return Decoder(config, top, layer, shapes, arithmetic)
 
 
 def _abstract(
-    module: type[LlamaTop] | type[LlamaLayer], config: ModelConfig, dtype: jnp.dtype
+    module: type[LlamaTop] | type[LlamaLayer], config: ModelConfig, arithmetic: Arithmetic
 ) -> tuple[Any, dict[str, Any]]:
-    graph, state = nnx.split(nnx.eval_shape(lambda: module(config, dtype=dtype)))
+    graph, state = nnx.split(nnx.eval_shape(lambda: module(config, arithmetic)))
     return graph, nnx.to_pure_dict(state)

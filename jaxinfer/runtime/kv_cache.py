@@ -11,7 +11,10 @@ from jax.stages import Compiled
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.runtime.aot import Program
 from pallas_kernels.backend import Backend
-from pallas_kernels.paged_attention import QueryBlocks, paged_attention, ragged_paged_attention
+from pallas_kernels.kv_write import write_kv
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.query_blocks import QueryBlocks
+from pallas_kernels.ragged_attention import ragged_paged_attention
 
 KVPages = list[tuple[jax.Array, jax.Array]]
 """Per layer keys and values, each [P, K, S, D]: pages, KV heads, page slots, head dim."""
@@ -89,11 +92,8 @@ class PagedKV:
 
     def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         with jax.named_scope("kv_write"):
-            keys, values = (
-                pool.at[self._page, :, self._slot].set(new.astype(pool.dtype), mode="drop")
-                for pool, new in zip(self.pages, (k, v), strict=True)
-            )
-        self.pages = pages = (keys, values)
+            pages = write_kv(k, v, *self.pages, self._page, self._slot, backend=self._backend)
+        self.pages = pages
         scale = q.shape[-1] ** -0.5
         if self._blocks is None:
             return paged_attention(

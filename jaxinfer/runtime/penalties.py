@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.scheduling.buckets import HISTORY_TILE
-from pallas_kernels.paged_attention import Array
+from pallas_kernels.query_blocks import Array
 
 MAX_COUNT = 2**16 - 1  # times that a token counts; a product of 8 and 16 bits is exact
 

@@ -19,7 +19,7 @@ from jaxinfer.runtime.penalties import PenaltyArrays
 from jaxinfer.runtime.sampling import SamplingArrays, Variant
 from jaxinfer.runtime.steps import DecodeArrays, PrefillArrays, Steps, without_layers
 from jaxinfer.scheduling.buckets import Buckets
-from pallas_kernels.paged_attention import QueryBlocks
+from pallas_kernels.query_blocks import QueryBlocks
 
 Shape = jax.ShapeDtypeStruct
 ArrayShapes = DecodeArrays[Shape] | PrefillArrays[Shape]

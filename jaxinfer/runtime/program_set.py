@@ -30,7 +30,6 @@ from jaxinfer.runtime.program_list import ProgramList
 from jaxinfer.runtime.program_memory import programs_bytes
 from jaxinfer.runtime.steps import Steps
 from jaxinfer.scheduling.buckets import Buckets
-from pallas_kernels.backend import Backend, resolve_backend
 
 PROBE_PAGES = 8
 PROBE_MARGIN = 8  # an eighth more than the largest programs tell, for the others' code
@@ -88,7 +87,6 @@ class _Maker:
     ):
         self._config, self._decoder, self._cache_root = config, decoder, cache_root
         self._on_ready = on_ready
-        self._backend = _backend(config.kernel_backend)
         self._is_fused = _is_fused(config.step_programs)
 
     def make(self, plan: MemoryPlan) -> ProgramSet:
@@ -142,7 +140,7 @@ class _Maker:
     def _listed(self, buckets: Buckets, num_pages: int) -> ProgramList:
         return ProgramList(
             self._decoder,
-            Steps(self._decoder, max_rows=buckets.max_rows, backend=self._backend),
+            Steps(self._decoder, max_rows=buckets.max_rows),
             buckets,
             num_pages=num_pages,
             page_size=self._config.cache.page_size,
@@ -151,8 +149,8 @@ class _Maker:
 
     def _cache(self, buckets: Buckets, num_pages: int) -> ProgramCache:
         decoder, page_size = self._decoder, self._config.cache.page_size
-        facts = (decoder.config, decoder.dtype, num_pages, page_size, buckets)
-        key = program_key((*facts, self._backend, self._is_fused))
+        facts = (decoder.config, decoder.arithmetic, num_pages, page_size, buckets)
+        key = program_key((*facts, self._is_fused))
         return ProgramCache(self._cache_root, key)
 
     @contextmanager
@@ -171,19 +169,6 @@ class _Maker:
 def _kind(name: str) -> str:
     """A program's name without its bucket."""
     return re.sub(r"=\d+", "", name)
-
-
-def _backend(requested: str) -> Backend:
-    """Of this process's device. Raises: ConfigError."""
-    device = jax.devices()[0]
-    try:
-        return resolve_backend(
-            requested,
-            platform=device.platform,
-            compute_capability=getattr(device, "compute_capability", None),
-        )
-    except ValueError as error:
-        raise ConfigError(f"{error} (--kernel-backend)") from error
 
 
 def _is_fused(step_programs: str) -> bool:

@@ -23,7 +23,7 @@ from jaxinfer.runtime.steps import (
     without_layers,
 )
 from jaxinfer.scheduling.batch import Batch, PenaltyBatch, SamplingBatch, StepResult
-from pallas_kernels.paged_attention import QueryBlocks
+from pallas_kernels.query_blocks import QueryBlocks
 
 
 @dataclass(frozen=True, slots=True)

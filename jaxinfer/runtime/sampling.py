@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.config import MIN_ROWS
-from pallas_kernels.paged_attention import Array
+from pallas_kernels.backend import REFERENCE, Backend
+from pallas_kernels.query_blocks import Array
 from pallas_kernels.row_sum import row_sum
 
 MAX_TOP = 20  # likeliest tokens that variants `full` and `penalized` report
@@ -54,6 +55,8 @@ def sample(
     arrays: SamplingArrays[jax.Array],
     variant: Variant,
     adjusted: jax.Array | None = None,
+    *,
+    backend: Backend = REFERENCE,
 ) -> Sampled[jax.Array]:
     """float32[N, V] -> one token per row.
 
@@ -62,7 +65,7 @@ def sample(
     Args:
         adjusted: the logits to choose by, where penalties have changed them; float32[N, V].
     """
-    log_sum = log_total(logits)[:, None]
+    log_sum = log_total(logits, backend)[:, None]
     by = logits if adjusted is None else adjusted
     top = jnp.max(by, axis=-1, keepdims=True)
     token_ids = jnp.argmax(by, axis=-1).astype(jnp.int32)
@@ -72,8 +75,8 @@ def sample(
         temperature = jnp.where(is_drawn, arrays.temperature, 1.0)[:, None]
         weights = jnp.exp((by - top) / temperature)
         if has_all:
-            weights = _filter(weights, arrays)
-        token_ids = jnp.where(is_drawn, _draw(weights, arrays), token_ids)
+            weights = _filter(weights, arrays, backend)
+        token_ids = jnp.where(is_drawn, _draw(weights, arrays, backend), token_ids)
     chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=-1)
     logprobs = (chosen - log_sum)[:, 0]
     num_top = min(MAX_TOP, logits.shape[1]) if has_all else 0
@@ -81,17 +84,19 @@ def sample(
     return Sampled(token_ids, logprobs, top_ids.astype(jnp.int32), top_logits - log_sum)
 
 
-def log_total(logits: jax.Array) -> jax.Array:
+def log_total(logits: jax.Array, backend: Backend = REFERENCE) -> jax.Array:
     """log(sum(exp)) of float32[N, V] -> float32[N]; its bits do not depend on N."""
     top = jnp.max(logits, axis=-1, keepdims=True)
-    return jnp.log(_row_sum(jnp.exp(logits - top))) + top[:, 0]
+    return jnp.log(_row_sum(jnp.exp(logits - top), backend)) + top[:, 0]
 
 
-def _row_sum(x: jax.Array) -> jax.Array:
-    return row_sum(x, least_rows=MIN_ROWS * math.prod(x.shape[1:-1]))
+def _row_sum(x: jax.Array, backend: Backend) -> jax.Array:
+    return row_sum(x, least_rows=MIN_ROWS * math.prod(x.shape[1:-1]), backend=backend)
 
 
-def _filter(weights: jax.Array, arrays: SamplingArrays[jax.Array]) -> jax.Array:
+def _filter(
+    weights: jax.Array, arrays: SamplingArrays[jax.Array], backend: Backend
+) -> jax.Array:
     """float32[N, V], largest 1 -> the same with the tokens that a filter removes set to 0."""
     weights = jnp.where(weights >= arrays.min_p[:, None], weights, 0.0)
     vocab_size = weights.shape[1]
@@ -102,10 +107,11 @@ def _filter(weights: jax.Array, arrays: SamplingArrays[jax.Array]) -> jax.Array:
 
     kth = _largest_threshold(holds_enough, arrays.top_k > 0)
     weights = jnp.where(weights >= kth[:, None], weights, 0.0)
-    needed = arrays.top_p * _row_sum(weights)
+    needed = arrays.top_p * _row_sum(weights, backend)
 
     def weighs_enough(threshold: jax.Array) -> jax.Array:
-        return _row_sum(jnp.where(weights >= threshold[:, None], weights, 0.0)) >= needed
+        kept = jnp.where(weights >= threshold[:, None], weights, 0.0)
+        return _row_sum(kept, backend) >= needed
 
     least = _largest_threshold(weighs_enough, arrays.top_p < 1)
     return jnp.where(weights >= least[:, None], weights, 0.0)
@@ -133,7 +139,9 @@ def _largest_threshold(
     return jnp.where(is_used, lax.bitcast_convert_type(low, jnp.float32), 0.0)
 
 
-def _draw(weights: jax.Array, arrays: SamplingArrays[jax.Array]) -> jax.Array:
+def _draw(
+    weights: jax.Array, arrays: SamplingArrays[jax.Array], backend: Backend
+) -> jax.Array:
     """float32[N, V] -> int32[N], each row by inverse distribution function, in two stages.
 
     The first uniform picks a block of the vocabulary, the second a token inside it, so that a token
@@ -143,7 +151,7 @@ def _draw(weights: jax.Array, arrays: SamplingArrays[jax.Array]) -> jax.Array:
     weights = jnp.pad(weights, ((0, 0), (0, -vocab_size % DRAW_BLOCK)))
     blocks = weights.reshape(num_rows, -1, DRAW_BLOCK)
     uniforms = jax.vmap(_uniform_pair)(arrays.seeds, arrays.positions)
-    block = _pick(_row_sum(blocks), uniforms[:, 0])
+    block = _pick(_row_sum(blocks, backend), uniforms[:, 0])
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
     # Only a row of NaN, whose weights a filter makes 0, gets past the last token.
     return jnp.minimum(block * DRAW_BLOCK + _pick(inside, uniforms[:, 1]), vocab_size - 1)

@@ -13,7 +13,7 @@ from jaxinfer.runtime.runner import ModelRunner
 from jaxinfer.runtime.steps import PrefillArrays
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
-from pallas_kernels.paged_attention import QueryBlocks
+from pallas_kernels.query_blocks import QueryBlocks
 
 SCORE_TOKENS = 128  # of one chunk; its logits are float32[128, V]
 

@@ -25,8 +25,7 @@ from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.kv_cache import KVPages, PagedKV
 from jaxinfer.runtime.penalties import PenaltyArrays, penalized
 from jaxinfer.runtime.sampling import Sampled, SamplingArrays, Variant, log_total, sample
-from pallas_kernels.backend import Backend
-from pallas_kernels.paged_attention import Array, QueryBlocks
+from pallas_kernels.query_blocks import Array, QueryBlocks
 
 Params = dict[str, Any]
 
@@ -65,9 +64,9 @@ class Steps:
     there, so that it can start before anybody on the host knows them.
     """
 
-    def __init__(self, decoder: Decoder, *, max_rows: int, backend: Backend):
+    def __init__(self, decoder: Decoder, *, max_rows: int):
         self._decoder, self._max_rows = decoder, max_rows
-        self._backend = backend
+        self._backend = decoder.arithmetic.backend
         self.begin = jax.jit(self._begin)
         self.layer = jax.jit(self._layer, donate_argnames=("pages", "x"))
         self.end = jax.jit(self._end)
@@ -140,7 +139,7 @@ class Steps:
         logits = self._decoder.bind_top(top).logits(hidden[:num_rows])
         with jax.named_scope("sample"):
             adjusted = None if penalties is None else penalized(logits, penalties, newest)
-            sampled = sample(logits, arrays, variant, adjusted)
+            sampled = sample(logits, arrays, variant, adjusted, backend=self._backend)
         return sampled, newest.at[seats].set(sampled.token_ids, mode="drop")
 
     def _score(self, top: Params, x: jax.Array, targets: jax.Array) -> jax.Array:
@@ -148,7 +147,7 @@ class Steps:
         model = self._decoder.bind_top(top)
         logits = model.logits(model.norm(x))
         chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-        return chosen - log_total(logits)
+        return chosen - log_total(logits, self._backend)
 
 
 def without_layers(params: Params) -> Params:

@@ -197,6 +197,13 @@ FLAGS: tuple[Flag, ...] = (
         get_args(KernelBackend),
     ),
     Flag(
+        "batch-invariant",
+        switch,
+        _ENGINE.batch_invariant,
+        "GPU kernels whose rows do not depend on their batch",
+        "engine.batch_invariant",
+    ),
+    Flag(
         "max-queued-requests",
         count,
         _LIMITS.max_queued_requests,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.config import MIN_ROWS
-from jaxinfer.models.layers import matmul_transposed
+from pallas_kernels.matmul import matmul
 from jaxinfer.scheduling.buckets import Buckets
 from pallas_kernels.row_sum import row_sum
 
@@ -23,7 +23,7 @@ WIDTHS = ((576, 1536), (1536, 576), (48, 80))  # in, out: SmolLM2's, and a tiny 
 MOST = 64
 
 Rows = Callable[[np.ndarray], jax.Array]
-product = jax.jit(matmul_transposed)
+product = jax.jit(matmul)
 norm_sum = jax.jit(lambda x: row_sum(x * x, least_rows=MIN_ROWS))
 
 

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.layers import Embedding, Linear, RMSNorm
 from tests.models.reference_decoder import ReferenceDecoder
 from tests.models.tiny_decoder import MISTRAL, ONE_KV_HEAD, QWEN2, TinyDecoder, load_tiny
 from tests.tiny import tiny_config, tiny_tensors
 
+FLOAT32 = Arithmetic(jnp.dtype("float32"))
 FAMILY: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama, every bias, untied": {
@@ -85,7 +87,7 @@ def test_bfloat16_follows_float32(tmp_path: Path):
 
 
 def test_linear_adds_its_bias_in_float32():
-    layer = Linear(8, 3, use_bias=True, dtype=jnp.dtype("float32"))
+    layer = Linear(8, 3, use_bias=True, arithmetic=FLOAT32)
     rng = np.random.default_rng(0)
     weight, bias, x = (rng.normal(size=s).astype(np.float32) for s in ((3, 8), (3,), (5, 8)))
     assert layer.bias is not None
@@ -94,7 +96,7 @@ def test_linear_adds_its_bias_in_float32():
 
 
 def test_rms_norm_of_bfloat16_is_computed_in_float32():
-    norm = RMSNorm(48, eps=1e-5, dtype=jnp.dtype("bfloat16"))
+    norm = RMSNorm(48, eps=1e-5, arithmetic=Arithmetic(jnp.dtype("bfloat16")))
     norm.weight[...] = jnp.linspace(0.5, 2, 48).astype(jnp.bfloat16)
     x = np.random.default_rng(1).normal(size=(8, 48)) * 30
     wide = np.asarray(jnp.asarray(x).astype(jnp.bfloat16), np.float64)
@@ -108,7 +110,7 @@ def test_rms_norm_of_bfloat16_is_computed_in_float32():
 @pytest.mark.parametrize("eps", [1e-6, 1e-5, 1.0])
 @pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
 def test_rms_norm_adds_eps_to_the_mean_square(eps: float, size: float):
-    norm = RMSNorm(48, eps=eps, dtype=jnp.dtype("float32"))
+    norm = RMSNorm(48, eps=eps, arithmetic=FLOAT32)
     norm.weight[...] = jnp.ones(48)
     x = (np.random.default_rng(2).normal(size=(8, 48)) * size).astype(np.float32)
     want = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + eps)

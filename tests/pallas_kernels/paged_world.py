@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from pallas_kernels.paged_attention import NARROW_GROUP, WIDE_GROUP, QueryBlocks
+from pallas_kernels.query_blocks import NARROW_GROUP, WIDE_GROUP, QueryBlocks
 
 Chunk = tuple[int, int, int]  # row, first position, number of tokens
 

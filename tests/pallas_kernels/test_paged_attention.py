@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention import paged_attention, ragged_paged_attention
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.ragged_attention import ragged_paged_attention
 from tests.pallas_kernels.paged_world import (
     BFLOAT16,
     Chunk,

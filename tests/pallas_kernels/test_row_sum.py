@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.backend import REFERENCE, Backend
 from pallas_kernels.row_sum import SAME_ORDER_FROM, row_sum
 
 ROWS = (8, 9, 32, 128, 1024)
@@ -16,9 +18,12 @@ FOLDED = (1, 3, 48, 100, 128, 420, 500)
 LONG = (512, 576, 5000)  # 8 rows of these are past SAME_ORDER_FROM
 
 
-@partial(jax.jit, static_argnames="least_rows")
-def summed(x: jax.Array, least_rows: int) -> jax.Array:
-    return row_sum(x, least_rows=least_rows)
+INTERPRET = Backend("interpret")
+
+
+@partial(jax.jit, static_argnames=("least_rows", "backend"))
+def summed(x: jax.Array, least_rows: int = 1, backend: Backend = REFERENCE) -> jax.Array:
+    return row_sum(x, least_rows=least_rows, backend=backend)
 
 
 def numbers(width: int, rows: int = max(ROWS)) -> np.ndarray:
@@ -53,9 +58,38 @@ def test_the_sum_is_the_sum(width: int):
     assert (np.abs(np.asarray(summed(x, least_rows=8)) - exact) <= bound).all()
 
 
-def test_leading_axes_are_kept():
+@pytest.mark.parametrize("width", [1, 7, 576, 40_000])
+def test_the_kernels_sum_is_the_sum(width: int):
+    """The widest rows are of three blocks, whose sums are summed by a second launch."""
+    x = numbers(width, 5)
+    exact = x.astype(np.float64).sum(axis=1)
+    bound = np.abs(x).astype(np.float64).sum(axis=1) * 1e-6
+    assert (np.abs(np.asarray(summed(x, backend=INTERPRET)) - exact) <= bound).all()
+
+
+@pytest.mark.parametrize("width", [300, 20_000])
+def test_bits_of_the_kernels_sum_do_not_depend_on_the_number_of_rows(width: int):
+    x = numbers(width, 130)
+    want = np.asarray(summed(x, backend=INTERPRET))
+    for rows in (1, 2, 31):
+        got = np.asarray(summed(x[-rows:], backend=INTERPRET))
+        np.testing.assert_array_equal(got, want[-rows:])
+
+
+@pytest.mark.parametrize("backend", [REFERENCE, INTERPRET], ids=lambda backend: backend.form)
+def test_leading_axes_are_kept(backend: Backend):
     x = numbers(40, 24).reshape(2, 3, 4, 40)
-    assert row_sum(jnp.asarray(x), least_rows=1).shape == (2, 3, 4)
+    got = summed(jnp.asarray(x), backend=backend)
+    want = summed(jnp.asarray(x.reshape(24, 40)), backend=backend)
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(want).reshape(2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((), jnp.float32), ((3, 0), jnp.float32), ((2, 3), jnp.bfloat16)]
+)
+def test_what_the_kernel_is_not_for_is_refused(shape: tuple[int, ...], dtype: Any):
+    with pytest.raises(ValueError, match=r"x must be float32\[..., D\] with D 1 or more; got"):
+        row_sum(jnp.zeros(shape, dtype), backend=INTERPRET)
 
 
 def test_rows_are_folded_only_where_few_of_them_could_be_summed():

@@ -38,7 +38,7 @@ def test_every_flag_reaches_its_field(tmp_path: Path):
         *("--gpu-memory-utilization", "0.5", "--page-size", "16", "--no-enable-prefix-caching"),
         *("--seed", "7", "--kernel-backend", "reference", "--max-queued-requests", "9"),
         *("--request-timeout", "2.5", "--shutdown-timeout", "3", "--log-level", "debug"),
-        *("--log-format", "json"),
+        *("--log-format", "json", "--no-batch-invariant"),
     )
     source, scheduler, cache = found.engine.source, found.engine.scheduler, found.engine.cache
     assert (source.model, source.revision, source.download_dir) == ("m.gguf", "r", "d")
@@ -51,6 +51,7 @@ def test_every_flag_reaches_its_field(tmp_path: Path):
     assert (cache.kv_cache_bytes, cache.page_size) == (3 * 2**29, 16)
     assert cache.enable_prefix_caching is False
     assert (found.engine.seed, found.engine.kernel_backend) == (7, "reference")
+    assert found.engine.batch_invariant is False
     assert (found.engine.memory_utilization, found.engine.cache_dir) == (0.5, "c")
     assert (found.limits.max_queued_requests, found.limits.request_timeout_s) == (9, 2.5)
     assert (found.shutdown_timeout_s, found.log_level, found.log_format) == (3.0, "debug", "json")
@@ -106,6 +107,7 @@ EXAMPLES = {
     "enable-prefix-caching": "false",
     "seed": "4",
     "kernel-backend": "reference",
+    "batch-invariant": "false",
     "max-queued-requests": "5",
     "request-timeout": "6",
     "shutdown-timeout": "7",
