@@ -30,6 +30,17 @@ class Backend:
     """A row's bits depend on that row alone. False: instructions and splits of a sum may follow the
     number of rows, which can be faster. The reference form is always exact."""
 
+    @property
+    def compiler_options(self) -> dict[str, bool]:
+        """What XLA must be told about programs that are made of these operations.
+
+        Exact programs round to bfloat16 where their source says so: by default XLA keeps a value in
+        float32 where it can fuse its users, which one program may do and another not.
+        """
+        if self.form == "pallas" and self.is_exact:
+            return {"xla_allow_excess_precision": False}
+        return {}
+
 
 REFERENCE = Backend()
 
