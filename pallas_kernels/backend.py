@@ -78,25 +78,26 @@ class MatmulTile:
 
 @dataclass(frozen=True, slots=True)
 class MatmulTiles:
-    """One kind of product on one GPU generation: tiles for few to many rows, the first that holds
-    them all is taken, or else the last.
+    """One kind of product on one GPU generation: tiles for few to many rows. The first that holds
+    all rows is taken, or else the last.
 
-    The tiles of `exact` agree in depth and in the tensor core instruction, which on Hopper follows
-    from rows (64 per warpgroup) and cols: a row's sum then runs in one order, whichever is taken.
+    Tiles of an exact product agree in depth and in the tensor core instruction, which on Hopper
+    follows from rows (64 per group of 4 warps) and cols: a row's sum then runs in one order,
+    whichever is taken.
     """
 
     exact: tuple[MatmulTile, ...]
-    loose: tuple[MatmulTile, ...]  # for a backend that is not exact
-    single: MatmulTile  # float32 operands
+    few: tuple[MatmulTile, ...] = ()  # before these, for a backend that is not exact
+    single: MatmulTile = MatmulTile(32, 32, 32, 4, 2)  # float32 operands
 
     def choices(self, *, is_single: bool, is_exact: bool) -> tuple[MatmulTile, ...]:
         """By rising number of rows."""
         if is_single:
             return (self.single,)
-        return self.exact if is_exact else self.loose
+        return self.exact if is_exact else (*self.few, *self.exact)
 
 
-_SINGLE = MatmulTile(32, 32, 32, 4, 2)
+_FEW = MatmulTile(16, 64, 128, 4, 4)
 
 DENSE_TILES: dict[Gpu, MatmulTiles] = {
     "sm_80": MatmulTiles(
@@ -104,51 +105,22 @@ DENSE_TILES: dict[Gpu, MatmulTiles] = {
             MatmulTile(16, 64, 64, 4, 4),
             MatmulTile(64, 64, 64, 4, 3),
             MatmulTile(128, 128, 64, 8, 3),
-        ),
-        (),
-        _SINGLE,
+        )
     ),
+    "sm_90": MatmulTiles((MatmulTile(64, 128, 64, 4, 4), MatmulTile(128, 128, 64, 8, 4))),
+}
+INT8_TILES: dict[Gpu, MatmulTiles] = {  # depth: of scales per channel; otherwise a group's
+    "sm_80": MatmulTiles((_FEW, MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3))),
     "sm_90": MatmulTiles(
-        (MatmulTile(64, 128, 64, 4, 4), MatmulTile(128, 128, 64, 8, 4)),
-        (),
-        _SINGLE,
+        (MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3)), few=(_FEW,)
     ),
 }
-INT8_TILES: dict[Gpu, MatmulTiles] = {  # depth: of scales per channel; a group's, if shorter
-    "sm_80": MatmulTiles(
-        (MatmulTile(16, 64, 128, 4, 4), MatmulTile(64, 64, 128, 4, 3)),
-        (MatmulTile(16, 64, 128, 4, 4), MatmulTile(64, 64, 128, 4, 3)),
-        _SINGLE,
-    ),
-    "sm_90": MatmulTiles(
-        (MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3)),
-        (
-            MatmulTile(16, 64, 128, 4, 4),
-            MatmulTile(64, 64, 128, 4, 3),
-            MatmulTile(128, 64, 128, 8, 3),
-        ),
-        _SINGLE,
-    ),
+INT4_TILES: dict[Gpu, MatmulTiles] = {
+    "sm_80": MatmulTiles((_FEW, MatmulTile(32, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3))),
+    "sm_90": INT8_TILES["sm_90"],
 }
-INT4_TILES = INT8_TILES
 W8A8_TILES: dict[Gpu, MatmulTiles] = {  # sums of integers are exact in any order
-    "sm_80": MatmulTiles(
-        (
-            MatmulTile(16, 64, 128, 4, 4),
-            MatmulTile(64, 64, 128, 4, 3),
-            MatmulTile(128, 128, 128, 8, 3),
-        ),
-        (),
-        _SINGLE,
-    ),
-    "sm_90": MatmulTiles(
-        (
-            MatmulTile(16, 64, 128, 4, 4),
-            MatmulTile(64, 64, 128, 4, 4),
-            MatmulTile(128, 128, 128, 8, 3),
-        ),
-        (),
-        _SINGLE,
-    ),
+    "sm_80": MatmulTiles((_FEW, MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 128, 128, 8, 3))),
+    "sm_90": MatmulTiles((_FEW, MatmulTile(64, 64, 128, 4, 4), MatmulTile(128, 128, 128, 8, 3))),
 }
-MATMUL_BLOCKS: dict[Gpu, int] = {"sm_80": 216, "sm_90": 264}  # that keep the GPU busy
+MATMUL_BLOCKS: dict[Gpu, int] = {"sm_80": 216, "sm_90": 264}  # that keep the GPU busy: 2 per SM
