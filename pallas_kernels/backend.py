@@ -5,7 +5,7 @@ Imports nothing of ours, and asks no device: the caller says which one it has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import jax.numpy as jnp
@@ -80,9 +80,13 @@ class AttentionTiles:
 
 
 def attention_tiles(backend: Backend, head_dim: int, dtype: jnp.dtype) -> AttentionTiles:
-    """For queries of this head dim and dtype."""
-    if jnp.dtype(dtype).itemsize > 2:
-        return AttentionTiles(32, 2, 4, 528, 32, 4)
-    if head_dim > 128:
-        return AttentionTiles(32, 3, 4, 528, 32, 4)
-    return AttentionTiles(64, 3, 4, 528, 32, 2)
+    """For queries of this head dim and dtype. No spills on either generation."""
+    width = max(64, 1 << (head_dim - 1).bit_length())
+    if jnp.dtype(dtype).itemsize > 2:  # no tensor cores: registers hold the operands
+        return AttentionTiles(2048 // width, 2, 4, 528, 16, 4)
+    # 32 rows: on Hopper too small for a warpgroup's product, so that decode and ragged kernels
+    # take the same instructions.
+    tiles = AttentionTiles(8192 // width, 3, 4, 528, 32, 4 if width <= 128 else 8)
+    if backend.is_exact or backend.gpu != "sm_90":
+        return tiles
+    return replace(tiles, ragged_rows=128, ragged_warps=8)
