@@ -11,13 +11,22 @@ VENV := .venv-$(firstword $(FOUND))
 IN_VENV := $(VENV)/bin/python
 TORCH := torch==2.13.0
 
+# To compile for GPUs without having one: JAX's CUDA plugin, of JAX's own version and without the
+# gigabytes of libraries that running needs; ptxas and nvdisasm of CUDA 13.
+AOT_VENV := .venv-aot-$(firstword $(FOUND))
+IN_AOT := $(AOT_VENV)/bin/python
+JAX_VERSION := from importlib.metadata import version; print(version("jax"))
+AOT_TOOLS := "nvidia-cuda-nvcc>=13,<14" "nvidia-cuda-nvdisasm>=13,<14"
+
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow oracle bench lint ruff ruff-format basedpyright python-version clean
+.PHONY: help serve test test-slow test-aot oracle bench lint ruff ruff-format basedpyright
+.PHONY: python-version clean
 
 help:
 	@echo "make serve         set up, fetch the default model, serve it; ARGS=\"--port 8001\""
 	@echo "make test          set up, run the tests; ARGS=\"-k pool\""
 	@echo "make test-slow     the tests that take minutes"
+	@echo "make test-aot      compile kernels and steps for H200 and A100, no GPU needed (1.4 GB)"
 	@echo "make oracle        the recorded answers against transformers (installs torch)"
 	@echo "make bench         speed and memory of the engine on this machine"
 	@echo "make lint          ruff, ruff format, basedpyright"
@@ -32,6 +41,9 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(IN_VENV) -m pytest -m slow $(ARGS)
+
+test-aot: $(AOT_VENV)/.aot
+	$(IN_AOT) -m pytest tests/aot -m aot $(ARGS)
 
 # The pin: an index with a CPU build of exactly this version is then preferred over a larger one.
 oracle: $(VENV)/.oracle
@@ -64,8 +76,11 @@ $(VENV)/.dev: EXTRAS := [dev]
 $(VENV)/.oracle: EXTRAS := [dev,oracle]
 $(VENV)/.oracle: ALSO := $(TORCH)
 $(VENV)/.bench: EXTRAS := [bench]
+$(AOT_VENV)/.aot: EXTRAS := [aot]
+$(AOT_VENV)/.aot: THEN = v=$$($(IN_AOT) -c '$(JAX_VERSION)') && $(IN_AOT) -m pip install --no-deps \
+	--disable-pip-version-check jax-cuda12-plugin==$$v jax-cuda12-pjrt==$$v $(AOT_TOOLS)
 
-$(VENV)/.%: pyproject.toml
+$(addprefix $(VENV)/.,serve dev oracle bench) $(AOT_VENV)/.aot: pyproject.toml
 ifeq ($(FOUND),)
 	@echo "No Python 3.11 or newer that can make a virtual environment was found:"
 	@for p in $(CANDIDATES); do echo "  $$p:"; \
@@ -73,8 +88,9 @@ ifeq ($(FOUND),)
 	@echo "Install one (on Debian or Ubuntu python3-venv belongs to it), or name it: PYTHON=..."
 	@exit 1
 else
-	@echo "Installing into $(VENV) with $(wordlist 2,99,$(FOUND)): once, about a minute"
-	"$(wordlist 2,99,$(FOUND))" -m venv $(VENV)
-	$(IN_VENV) -m pip install --disable-pip-version-check $(ALSO) -e '.$(EXTRAS)'
-	@touch $@ $(VENV)/.serve
+	@echo "Installing into $(@D) with $(wordlist 2,99,$(FOUND)): once, about a minute"
+	"$(wordlist 2,99,$(FOUND))" -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check $(ALSO) -e '.$(EXTRAS)'
+	$(THEN)
+	@touch $@ $(@D)/.serve
 endif

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from typing import get_args
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
 
 import jax
 import numpy as np
+from jax.stages import Lowered, Wrapped
 
 from jaxinfer.config import MAX_LOGIT_BIAS
 from jaxinfer.models.registry import Decoder
@@ -22,6 +23,13 @@ from pallas_kernels.query_blocks import QueryBlocks
 
 Shape = jax.ShapeDtypeStruct
 ArrayShapes = DecodeArrays[Shape] | PrefillArrays[Shape]
+Lower = Callable[..., Lowered]
+"""Takes a jitted function and the shapes of its arguments."""
+
+
+def lower_here(function: Wrapped, *args: Any) -> Lowered:
+    """For this process's own device."""
+    return function.lower(*args)
 
 
 def step_name(kind: str, bucket: int, part: str) -> str:
@@ -38,6 +46,7 @@ class ProgramList:
 
     Args:
         is_fused: one program per step; else begin, layer and end (jaxinfer/runtime/steps.py).
+        lower: for which device.
     """
 
     def __init__(
@@ -49,8 +58,10 @@ class ProgramList:
         num_pages: int,
         page_size: int,
         is_fused: bool,
+        lower: Lower = lower_here,
     ):
         self._steps, self._buckets, self._is_fused = steps, buckets, is_fused
+        self._lower = lower
         shape = page_shape(decoder.config, num_pages=num_pages, page_size=page_size)
         page = Shape(shape, decoder.dtype)
         self._pages = [(page, page)] * decoder.config.num_hidden_layers
@@ -80,14 +91,14 @@ class ProgramList:
         """What `ModelRunner.score_chunk` calls for this bucket."""
         parts = list(self._parts("prefill", tokens, self._prefill_arrays(tokens)))
         x = Shape((tokens, self._dim), self._dtype)
-        lower = functools.partial(self._steps.score.lower, self._top, x, _int32(tokens))
+        lower = functools.partial(self._lower, self._steps.score, self._top, x, _int32(tokens))
         return [*parts[:2], Program(step_name("prefill", tokens, "score"), lower)]
 
     def _step(self, kind: str, bucket: int, arrays: ArrayShapes) -> list[Program]:
         if not self._is_fused:
             return list(self._parts(kind, bucket, arrays))
         args = self._params, self._pages, self._newest, arrays
-        lower = functools.partial(self._steps.fused.lower, *args)
+        lower = functools.partial(self._lower, self._steps.fused, *args)
         return [Program(step_name(kind, bucket, "step"), lower)]
 
     def _parts(self, kind: str, bucket: int, arrays: ArrayShapes) -> Iterator[Program]:
@@ -100,7 +111,8 @@ class ProgramList:
             ("begin", steps.begin, (self._top, self._newest, arrays)),
             ("end", steps.end, (self._top, x, arrays)),
         ):
-            yield Program(step_name(kind, bucket, part), functools.partial(function.lower, *args))
+            lower = functools.partial(self._lower, function, *args)
+            yield Program(step_name(kind, bucket, part), lower)
 
     def _sample(self, rows: int, variant: Variant) -> Program:
         real = Shape((rows,), np.float32)
@@ -110,7 +122,7 @@ class ProgramList:
         args = self._top, hidden, self._newest, _int32(rows), arrays
         if variant == "penalized":
             args = *args, self._penalty_arrays(rows)
-        lower = functools.partial(self._steps.sample[variant].lower, *args)
+        lower = functools.partial(self._lower, self._steps.sample[variant], *args)
         return Program(sample_name(variant, rows), lower)
 
     def _penalty_arrays(self, rows: int) -> PenaltyArrays[Shape]:

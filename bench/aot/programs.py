@@ -1,0 +1,101 @@
+"""Whole steps of a 7B-shaped model (Llama 3 8B's shape), as the engine would compile them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bench.aot.compiler import Compiler
+from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.runtime.aot import Program
+from jaxinfer.runtime.kv_cache import page_shape
+from jaxinfer.runtime.program_list import ProgramList, step_name
+from jaxinfer.runtime.steps import Steps
+from jaxinfer.scheduling.buckets import Buckets
+from pallas_kernels.backend import Backend
+
+NUM_LAYERS = 32
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+ROWS, TOKENS = 64, 512  # of the largest decode and prefill
+PAGE_SIZE, NUM_PAGES, CONTEXT = 64, 1024, 8192
+"""A pool of 8 GiB in 32 layers. Nothing that is read here depends on the number of pages, but the
+pool's own bytes (tests/runtime/test_program_set.py)."""
+
+
+class ModelPrograms:
+    """The programs of the model on one GPU.
+
+    Args:
+        num_layers: 32 is the model; fewer compile faster.
+    """
+
+    def __init__(self, compiler: Compiler, *, num_layers: int = NUM_LAYERS, rows: int = ROWS):
+        self.decoder = decoder_for(
+            CONFIG | {"num_hidden_layers": num_layers}, dtype=jnp.dtype("bfloat16")
+        )
+        self.buckets = Buckets.for_limits(
+            max_num_seqs=rows,
+            max_num_batched_tokens=TOKENS,
+            max_model_len=CONTEXT,
+            page_size=PAGE_SIZE,
+        )
+        backend = Backend("reference", compiler.target.gpu)
+        steps = Steps(self.decoder, max_rows=self.buckets.max_rows, backend=backend)
+        self._listed = ProgramList(
+            self.decoder,
+            steps,
+            self.buckets,
+            num_pages=NUM_PAGES,
+            page_size=PAGE_SIZE,
+            is_fused=True,
+            lower=compiler.lower,
+        )
+        self._by_name = {program.name: program for program in self._listed.serving()}
+
+    def decode(self, rows: int = ROWS) -> Program:
+        return self._by_name[step_name("decode", rows, "step")]
+
+    def prefill(self, tokens: int = TOKENS) -> Program:
+        return self._by_name[step_name("prefill", tokens, "step")]
+
+    def largest(self) -> list[Program]:
+        """One of each kind, of the largest bucket: what the programs' memory is planned by."""
+        steps = [self.prefill(self.buckets.max_tokens), self.decode(self.buckets.max_rows)]
+        samplers = f"sample rows={self.buckets.max_rows} "
+        named = self._by_name.items()
+        return [*steps, *(program for name, program in named if name.startswith(samplers))]
+
+    def batch_bytes(self) -> int:
+        """Of the arrays that the largest step brings along."""
+        return self._listed.batch_bytes()
+
+    def pool_bytes(self) -> int:
+        leaf = jax.ShapeDtypeStruct(self.pool_shape(), self.decoder.dtype)
+        return 2 * self.decoder.config.num_hidden_layers * leaf.size * leaf.dtype.itemsize
+
+    def pool_shape(self) -> tuple[int, ...]:
+        """Of one layer's keys or values."""
+        return page_shape(self.decoder.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE)
+
+    def weight_shapes(self) -> set[tuple[int, ...]]:
+        """Of the products' weights and the embedding."""
+        leaves = jax.tree.leaves(self.decoder.param_shapes)
+        return {leaf.shape for leaf in leaves if len(leaf.shape) > 1}
+
+
+def num_params(decoder: Decoder) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(decoder.param_shapes))

@@ -1,0 +1,105 @@
+"""`python -m bench.aot_report`: what our kernels and whole steps compile to, for GPUs not at hand.
+
+Registers, spills, shared memory, tensor-core instructions and widths of loads of each kernel; the
+launches, memory and copies of the whole prefill and decode step of a 7B-shaped model; and what such
+a model leaves for its KV pool on several cards. Nothing is run, so there is no speed here.
+`make test-aot` makes the environment, and asserts what has to hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+import jax
+
+from bench.aot import table
+from bench.aot.compiler import NoPlugin, prepare_environment
+from bench.aot.facts import Facts
+from bench.aot.laboratory import Laboratory
+from bench.aot.memory import CARDS, rooms
+from bench.aot.programs import NUM_LAYERS, ModelPrograms
+from bench.aot.targets import TARGETS
+from bench.aot.toolchain import Toolchain, ToolError
+from jaxinfer.runtime.program_memory import programs_bytes
+from jaxinfer.server.flags import count
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """A bad command line ends the process with exit code 2, as argparse does."""
+    parser = argparse.ArgumentParser(prog="python -m bench.aot_report", description=__doc__)
+    parser.add_argument("--target", choices=(*TARGETS, "all"), default="all", help="(default: all)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="json: lines")
+    parser.add_argument(
+        "--only", type=re.compile, default=re.compile(""), help="a regular expression of names"
+    )
+    parser.add_argument("--layers", type=count, default=NUM_LAYERS, help="(default: 32)")
+    return parser.parse_args(argv)
+
+
+class Report:
+    """Looks at everything on one GPU, and prints what it finds."""
+
+    def __init__(self, laboratory: Laboratory, settings: argparse.Namespace):
+        self._laboratory, self._settings = laboratory, settings
+        self._model = ModelPrograms(laboratory.compiler, num_layers=settings.layers)
+        self._is_json = settings.format == "json"
+
+    def lines(self) -> Iterator[str]:
+        """Of all programs that were asked for, then of the memory, if all of the model's were."""
+        target = self._laboratory.target
+        if not self._is_json:
+            yield from table.target_header(target, jax.__version__)
+        programs = [p for p in self._model.largest() if self._settings.only.search(p.name)]
+        found: list[Facts] = []
+        for facts in self._laboratory.examine_all(programs):
+            found.append(facts)
+            yield from self._shown(facts)
+        if len(found) == len(self._model.largest()):
+            yield from self._rooms(found)
+
+    def _rooms(self, facts: Sequence[Facts]) -> Iterator[str]:
+        """What the model leaves for KV, if these are all of its largest programs."""
+        model = self._model
+        memories = {each.name: each.memory for each in facts}
+        needed = programs_bytes(memories, model.batch_bytes())
+        cards = CARDS[self._laboratory.target.name]
+        found = list(rooms(model.decoder.config, model.decoder.param_shapes, needed, cards))
+        if self._is_json:
+            yield from (json.dumps(dataclasses.asdict(room)) for room in found)
+        else:
+            yield from table.memory_rows(found)
+            yield ""
+
+    def _shown(self, facts: Facts) -> Iterator[str]:
+        if self._is_json:
+            yield json.dumps({"target": self._laboratory.target.name, **facts.as_json()})
+        else:
+            yield from table.block(facts)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns: the exit code."""
+    settings = parse(argv)
+    chosen = TARGETS.values() if settings.target == "all" else [TARGETS[settings.target]]
+    prepare_environment()
+    try:
+        tools = Toolchain.find()
+        for target in chosen:
+            for line in Report(Laboratory(target, tools), settings).lines():
+                print(line, flush=True)
+    except (NoPlugin, ToolError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
