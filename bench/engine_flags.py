@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from jaxinfer import EngineConfig
+from jaxinfer.config import KernelBackend
 from jaxinfer.server.flags import count, size_in_bytes
 
 DEFAULTS = EngineConfig()
@@ -14,7 +15,7 @@ LIMITS = ("max_num_batched_tokens", "max_num_seqs")
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """The model, its limits, and its KV pool."""
+    """The model, its limits, its KV pool, and the kernels."""
     parser.add_argument(
         "--model", default=DEFAULTS.source.model, help="path, hub id or catalog name"
     )
@@ -34,9 +35,21 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="of the KV pool, such as 512MiB (planned)",
     )
+    parser.add_argument(
+        "--kernel-backend",
+        choices=get_args(KernelBackend),
+        default=DEFAULTS.kernel_backend,
+        help=f"as of serve.py (default: {DEFAULTS.kernel_backend})",
+    )
+    parser.add_argument(
+        "--batch-invariant",
+        action=argparse.BooleanOptionalAction,
+        default=DEFAULTS.batch_invariant,
+        help="as of serve.py",
+    )
 
 
 def engine_fields(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
     """Fields of EngineConfig: what these flags, and those of `more`, were given."""
-    names = ("model", *LIMITS, "kv_cache_bytes", *more)
+    names = ("model", *LIMITS, "kv_cache_bytes", "kernel_backend", "batch_invariant", *more)
     return {name: given[name] for name in names if given[name] is not None}

@@ -5,7 +5,7 @@ Imports nothing of ours, and asks no device: the caller says which one it has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import jax.numpy as jnp
@@ -29,6 +29,17 @@ class Backend:
     is_exact: bool = True
     """A row's bits depend on that row alone. False: instructions and splits of a sum may follow the
     number of rows, which can be faster. The reference form is always exact."""
+
+    @property
+    def compiler_options(self) -> dict[str, bool]:
+        """What XLA must be told about programs that are made of these operations.
+
+        Exact programs round to bfloat16 where their source says so: by default XLA keeps a value in
+        float32 where it can fuse its users, which one program may do and another not.
+        """
+        if self.form == "pallas" and self.is_exact:
+            return {"xla_allow_excess_precision": False}
+        return {}
 
 
 REFERENCE = Backend()
@@ -80,25 +91,26 @@ class MatmulTile:
 
 @dataclass(frozen=True, slots=True)
 class MatmulTiles:
-    """One kind of product on one GPU generation: tiles for few to many rows, the first that holds
-    them all is taken, or else the last.
+    """One kind of product on one GPU generation: tiles for few to many rows. The first that holds
+    all rows is taken, or else the last.
 
-    The tiles of `exact` agree in depth and in the tensor core instruction, which on Hopper follows
-    from rows (64 per warpgroup) and cols: a row's sum then runs in one order, whichever is taken.
+    Tiles of an exact product agree in depth and in the tensor core instruction, which on Hopper
+    follows from rows (64 per group of 4 warps) and cols: a row's sum then runs in one order,
+    whichever is taken.
     """
 
     exact: tuple[MatmulTile, ...]
-    loose: tuple[MatmulTile, ...]  # for a backend that is not exact
-    single: MatmulTile  # float32 operands
+    few: tuple[MatmulTile, ...] = ()  # before these, for a backend that is not exact
+    single: MatmulTile = MatmulTile(32, 32, 32, 4, 2)  # float32 operands
 
     def choices(self, *, is_single: bool, is_exact: bool) -> tuple[MatmulTile, ...]:
         """By rising number of rows."""
         if is_single:
             return (self.single,)
-        return self.exact if is_exact else self.loose
+        return self.exact if is_exact else (*self.few, *self.exact)
 
 
-_SINGLE = MatmulTile(32, 32, 32, 4, 2)
+_FEW = MatmulTile(16, 64, 128, 4, 4)
 
 DENSE_TILES: dict[Gpu, MatmulTiles] = {
     "sm_80": MatmulTiles(
@@ -106,54 +118,25 @@ DENSE_TILES: dict[Gpu, MatmulTiles] = {
             MatmulTile(16, 64, 64, 4, 4),
             MatmulTile(64, 64, 64, 4, 3),
             MatmulTile(128, 128, 64, 8, 3),
-        ),
-        (),
-        _SINGLE,
+        )
     ),
+    "sm_90": MatmulTiles((MatmulTile(64, 128, 64, 4, 4), MatmulTile(128, 128, 64, 8, 4))),
+}
+INT8_TILES: dict[Gpu, MatmulTiles] = {  # depth: of scales per channel; otherwise a group's
+    "sm_80": MatmulTiles((_FEW, MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3))),
     "sm_90": MatmulTiles(
-        (MatmulTile(64, 128, 64, 4, 4), MatmulTile(128, 128, 64, 8, 4)),
-        (),
-        _SINGLE,
+        (MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3)), few=(_FEW,)
     ),
 }
-INT8_TILES: dict[Gpu, MatmulTiles] = {  # depth: of scales per channel; a group's, if shorter
-    "sm_80": MatmulTiles(
-        (MatmulTile(16, 64, 128, 4, 4), MatmulTile(64, 64, 128, 4, 3)),
-        (MatmulTile(16, 64, 128, 4, 4), MatmulTile(64, 64, 128, 4, 3)),
-        _SINGLE,
-    ),
-    "sm_90": MatmulTiles(
-        (MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3)),
-        (
-            MatmulTile(16, 64, 128, 4, 4),
-            MatmulTile(64, 64, 128, 4, 3),
-            MatmulTile(128, 64, 128, 8, 3),
-        ),
-        _SINGLE,
-    ),
+INT4_TILES: dict[Gpu, MatmulTiles] = {
+    "sm_80": MatmulTiles((_FEW, MatmulTile(32, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3))),
+    "sm_90": INT8_TILES["sm_90"],
 }
-INT4_TILES = INT8_TILES
 W8A8_TILES: dict[Gpu, MatmulTiles] = {  # sums of integers are exact in any order
-    "sm_80": MatmulTiles(
-        (
-            MatmulTile(16, 64, 128, 4, 4),
-            MatmulTile(64, 64, 128, 4, 3),
-            MatmulTile(128, 128, 128, 8, 3),
-        ),
-        (),
-        _SINGLE,
-    ),
-    "sm_90": MatmulTiles(
-        (
-            MatmulTile(16, 64, 128, 4, 4),
-            MatmulTile(64, 64, 128, 4, 4),
-            MatmulTile(128, 128, 128, 8, 3),
-        ),
-        (),
-        _SINGLE,
-    ),
+    "sm_80": MatmulTiles((_FEW, MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 128, 128, 8, 3))),
+    "sm_90": MatmulTiles((_FEW, MatmulTile(64, 64, 128, 4, 4), MatmulTile(128, 128, 128, 8, 3))),
 }
-MATMUL_BLOCKS: dict[Gpu, int] = {"sm_80": 216, "sm_90": 264}  # that keep the GPU busy
+MATMUL_BLOCKS: dict[Gpu, int] = {"sm_80": 216, "sm_90": 264}  # that keep the GPU busy: 2 per SM
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +173,13 @@ class AttentionTiles:
 
 
 def attention_tiles(backend: Backend, head_dim: int, dtype: jnp.dtype) -> AttentionTiles:
-    """For queries of this head dim and dtype."""
-    if jnp.dtype(dtype).itemsize > 2:
-        return AttentionTiles(32, 2, 4, 528, 32, 4)
-    if head_dim > 128:
-        return AttentionTiles(32, 3, 4, 528, 32, 4)
-    return AttentionTiles(64, 3, 4, 528, 32, 2)
+    """For queries of this head dim and dtype. No spills on either generation."""
+    width = max(64, 1 << (head_dim - 1).bit_length())
+    if jnp.dtype(dtype).itemsize > 2:  # no tensor cores: registers hold the operands
+        return AttentionTiles(2048 // width, 2, 4, 528, 16, 4)
+    # 32 rows: on Hopper too small for a warpgroup's product, so that decode and ragged kernels
+    # take the same instructions.
+    tiles = AttentionTiles(8192 // width, 3, 4, 528, 32, 4 if width <= 128 else 8)
+    if backend.is_exact or backend.gpu != "sm_90":
+        return tiles
+    return replace(tiles, ragged_rows=128, ragged_warps=8)

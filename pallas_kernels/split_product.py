@@ -113,9 +113,9 @@ def split_product(
             return partial(values, rows, cols, first, end)
 
         def all_splits() -> jax.Array:
-            nothing = jnp.full(
-                (tile.rows, tile.cols), -0.0, sum_dtype
-            )  # -0.0 + x is x, bit for bit
+            if plan.num_splits == 1:
+                return split(jnp.int32(0))
+            nothing = jnp.full((tile.rows, tile.cols), -0.0, sum_dtype)  # -0.0 + x has x's bits
             return lax.fori_loop(0, plan.num_splits, lambda s, total: total + split(s), nothing)
 
         if plan.is_in_grid:
@@ -123,11 +123,10 @@ def split_product(
             at = out.at[(number * plan.num_rows + rows)[:, None], cols[None, :]]
             plt.store(at, split(number), mask=is_inside)
             return
-        total = split(jnp.int32(0)) if plan.num_splits == 1 else all_splits()
         loaded = iter(scale_refs)
         row = None if row_scale is None else load_line(next(loaded), 0, rows)
         col = None if col_scale is None else load_line(next(loaded), 0, cols)
-        total = scaled(total, row, col).astype(out.dtype)
+        total = scaled(all_splits(), row, col).astype(out.dtype)
         plt.store(out.at[rows[:, None], cols[None, :]], total, mask=is_inside)
 
     result = pl.pallas_call(
@@ -171,6 +170,33 @@ def load_line(ref: Ref, row: jax.Array | int, cols: jax.Array) -> jax.Array:
     """One row of a matrix; columns past its last are 0."""
     at = ref.at[jnp.full(cols.shape, row, jnp.int32), cols]
     return plt.load(at, mask=cols < ref.shape[1], other=0)
+
+
+def sum_groups(
+    part: Callable[[jax.Array, Sequence[jax.Array]], jax.Array],
+    lines: Sequence[Ref],
+    cols: jax.Array,
+    first: jax.Array,
+    end: jax.Array,
+) -> jax.Array:
+    """The sum over groups first..end of part(group, its lines) [BM, BN] times the last line.
+
+    The compiler loads tiles ahead of their products, but lines, which are scales and zero points,
+    only when they are used. Here they are loaded one group early; two would keep it from pipelining
+    the loop (jax 0.10.2 to 0.12).
+    """
+
+    def load(group: jax.Array) -> list[jax.Array]:
+        return [load_line(ref, jnp.minimum(group, ref.shape[0] - 1), cols) for ref in lines]
+
+    def step(group: jax.Array, carry: tuple[jax.Array, list[jax.Array]]) -> Any:
+        total, now = carry
+        later = load(group + 1)
+        return total + part(group, now) * now[-1][None, :], later
+
+    early = load(first)
+    nothing = jax.eval_shape(part, first, early)
+    return lax.fori_loop(first, end, step, (jnp.zeros(nothing.shape, nothing.dtype), early))[0]
 
 
 def product(x: jax.Array, weight: jax.Array, out_dtype: DTypeLike = jnp.float32) -> jax.Array:

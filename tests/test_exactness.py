@@ -46,6 +46,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "head dim 64": ({"num_attention_heads": 4, "head_dim": 64}, SMALL),
     "head dim 80": ({"num_attention_heads": 4, "head_dim": 80}, SMALL),
     "fused steps": ({}, SMALL | {"step_programs": "fused"}),
+    "GPU kernels, interpreted": ({}, SMALL | {"kernel_backend": "interpret"}),
 }
 """Changes of config.json, and fields of the engine's configuration."""
 
@@ -129,3 +130,14 @@ def test_fused_and_layered_steps_give_the_same_bits(
     )
     for probe in PROBES:
         assert difference(fused.reference(probe), layered.reference(probe)) is None
+
+
+def test_interpreted_kernels_choose_the_tokens_of_the_reference_form(
+    labs: dict[str, Lab], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    interpreted, reference = (
+        lab_of(labs, tmp_path_factory, model)
+        for model in ("GPU kernels, interpreted", "grouped heads")
+    )
+    for probe in PROBES:
+        assert interpreted.reference(probe).token_ids == reference.reference(probe).token_ids

@@ -4,43 +4,41 @@ reference's tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxinfer.config import SamplingParams
+from jaxinfer.config import SamplingParams, replace
 from jaxinfer.offline import LLM, Generation
-from tests.tiny_llm import SMALL, tiny_llm
+from pallas_kernels import attention_segments
+from tests.tiny import tiny_engine_config, write_checkpoint
+from tests.tiny_llm import SMALL
 
-PROMPTS = ["a", "The capital of France is", "x" * 60, "one two three four five six"]
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # config.json, engine's fields
-    "layered steps": ({}, {}),
-    "fused steps": ({}, {"step_programs": "fused"}),
-    "one kv head, biases, untied head": (
-        {
-            "num_attention_heads": 5,
-            "num_key_value_heads": 1,
-            "attention_bias": True,
-            "tie_word_embeddings": False,
-        },
-        {},
-    ),
+PROMPTS = ["a", "The capital of France is", "x" * 60, "one two three four five six " * 12]
+LOG_SEGMENT = 6  # so that the long prompt's KV is shared out among programs
+MODEL: dict[str, Any] = {
+    "num_attention_heads": 5,
+    "num_key_value_heads": 1,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
 }
 GREEDY = SamplingParams(max_tokens=12, temperature=0, logprobs=0, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, seed=3, logprobs=0)
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[LLM, LLM]:
-    """The interpreted engine and the reference's."""
-    changes, fields = MODELS[request.param]
-    return tuple(  # type: ignore[return-value]
-        tiny_llm(tmp_path_factory, SMALL | fields | {"kernel_backend": form}, **changes)
-        for form in ("interpret", "reference")
-    )
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM]]:
+    """The interpreted engine, whose steps are one program as on a GPU, and the reference's."""
+    model, cache = (tmp_path_factory.mktemp(name) for name in ("model", "cache"))
+    write_checkpoint(model, **MODEL)
+    config = tiny_engine_config(model, cache, **SMALL, step_programs="fused")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_segments, "LOG_SEGMENT", LOG_SEGMENT)
+        patch.setattr(attention_segments, "SEGMENT", 1 << LOG_SEGMENT)
+        interpreted = LLM(config=replace(config, kernel_backend="interpret"))
+        yield interpreted, LLM(config=replace(config, kernel_backend="reference"))
 
 
 def logprobs(generation: Generation) -> list[float]:

@@ -78,9 +78,7 @@ class QuantizedLinear(Product):
 
     def product(self, x: jax.Array, out_dtype: jnp.dtype) -> jax.Array:
         operation = int8_matmul if self.bits == 8 else int4_matmul
-        return operation(
-            x, self.q[...], self.scale[...], out_dtype=out_dtype, backend=self.backend
-        )
+        return operation(x, self.q[...], self.scale[...], out_dtype=out_dtype, backend=self.backend)
 
 
 def layer_product(

@@ -27,6 +27,11 @@ class Program:
 
     name: str  # e.g. "decode rows=8 layer"
     lower: Callable[[], Lowered]
+    compiler_options: Mapping[str, bool] = field(default_factory=dict[str, bool])
+
+    def compile(self) -> Compiled:
+        """The executable, from nothing."""
+        return self.lower().compile(dict(self.compiler_options) or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +128,7 @@ def measure(
 
 
 def _compiled(program: Program, cache: ProgramCache | None) -> Kept:
-    executable = program.lower().compile()
+    executable = program.compile()
     if cache:
         return Kept(executable, cache.store(program.name, executable))
     return Kept(executable, ProgramMemory.of(executable))

@@ -62,6 +62,7 @@ class ProgramList:
     ):
         self._steps, self._buckets, self._is_fused = steps, buckets, is_fused
         self._lower = lower
+        self._compiler_options = decoder.arithmetic.backend.compiler_options
         shape = page_shape(decoder.config, num_pages=num_pages, page_size=page_size)
         page = Shape(shape, decoder.dtype)
         self._pages = [(page, page)] * decoder.config.num_hidden_layers
@@ -91,15 +92,15 @@ class ProgramList:
         """What `ModelRunner.score_chunk` calls for this bucket."""
         parts = list(self._parts("prefill", tokens, self._prefill_arrays(tokens)))
         x = Shape((tokens, self._dim), self._dtype)
-        lower = functools.partial(self._lower, self._steps.score, self._top, x, _int32(tokens))
-        return [*parts[:2], Program(step_name("prefill", tokens, "score"), lower)]
+        args = self._top, x, _int32(tokens)
+        name = step_name("prefill", tokens, "score")
+        return [*parts[:2], self._program(name, self._steps.score, *args)]
 
     def _step(self, kind: str, bucket: int, arrays: ArrayShapes) -> list[Program]:
         if not self._is_fused:
             return list(self._parts(kind, bucket, arrays))
         args = self._params, self._pages, self._newest, arrays
-        lower = functools.partial(self._lower, self._steps.fused, *args)
-        return [Program(step_name(kind, bucket, "step"), lower)]
+        return [self._program(step_name(kind, bucket, "step"), self._steps.fused, *args)]
 
     def _parts(self, kind: str, bucket: int, arrays: ArrayShapes) -> Iterator[Program]:
         """Layer, begin, end: of a layered step."""
@@ -111,8 +112,7 @@ class ProgramList:
             ("begin", steps.begin, (self._top, self._newest, arrays)),
             ("end", steps.end, (self._top, x, arrays)),
         ):
-            lower = functools.partial(self._lower, function, *args)
-            yield Program(step_name(kind, bucket, part), lower)
+            yield self._program(step_name(kind, bucket, part), function, *args)
 
     def _sample(self, rows: int, variant: Variant) -> Program:
         real = Shape((rows,), np.float32)
@@ -122,8 +122,11 @@ class ProgramList:
         args = self._top, hidden, self._newest, _int32(rows), arrays
         if variant == "penalized":
             args = *args, self._penalty_arrays(rows)
-        lower = functools.partial(self._lower, self._steps.sample[variant], *args)
-        return Program(sample_name(variant, rows), lower)
+        return self._program(sample_name(variant, rows), self._steps.sample[variant], *args)
+
+    def _program(self, name: str, function: Wrapped, *args: Any) -> Program:
+        lower = functools.partial(self._lower, function, *args)
+        return Program(name, lower, self._compiler_options)
 
     def _penalty_arrays(self, rows: int) -> PenaltyArrays[Shape]:
         number, real = _int32(rows), Shape((rows,), np.float32)

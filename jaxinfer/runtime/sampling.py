@@ -94,9 +94,7 @@ def _row_sum(x: jax.Array, backend: Backend) -> jax.Array:
     return row_sum(x, least_rows=MIN_ROWS * math.prod(x.shape[1:-1]), backend=backend)
 
 
-def _filter(
-    weights: jax.Array, arrays: SamplingArrays[jax.Array], backend: Backend
-) -> jax.Array:
+def _filter(weights: jax.Array, arrays: SamplingArrays[jax.Array], backend: Backend) -> jax.Array:
     """float32[N, V], largest 1 -> the same with the tokens that a filter removes set to 0."""
     weights = jnp.where(weights >= arrays.min_p[:, None], weights, 0.0)
     vocab_size = weights.shape[1]
@@ -139,9 +137,7 @@ def _largest_threshold(
     return jnp.where(is_used, lax.bitcast_convert_type(low, jnp.float32), 0.0)
 
 
-def _draw(
-    weights: jax.Array, arrays: SamplingArrays[jax.Array], backend: Backend
-) -> jax.Array:
+def _draw(weights: jax.Array, arrays: SamplingArrays[jax.Array], backend: Backend) -> jax.Array:
     """float32[N, V] -> int32[N], each row by inverse distribution function, in two stages.
 
     The first uniform picks a block of the vocabulary, the second a token inside it, so that a token

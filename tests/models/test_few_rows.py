@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from jaxinfer.config import MIN_ROWS
-from pallas_kernels.matmul import matmul
 from jaxinfer.scheduling.buckets import Buckets
+from pallas_kernels.matmul import matmul
 from pallas_kernels.row_sum import row_sum
 
 WIDTHS = ((576, 1536), (1536, 576), (48, 80))  # in, out: SmolLM2's, and a tiny one

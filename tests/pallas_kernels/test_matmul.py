@@ -14,7 +14,7 @@ from jax import lax
 from pallas_kernels import split_product
 from pallas_kernels.backend import DENSE_TILES, Backend, Form, Gpu
 from pallas_kernels.matmul import matmul
-from tests.pallas_kernels.product_rows import assert_rows_are_independent, relative_error
+from tests.pallas_kernels.product_rows import NUM_ROWS, assert_rows_are_independent, relative_error
 
 LIMITS = {jnp.bfloat16: 5e-3, jnp.float32: 1e-5}
 run = jax.jit(matmul, static_argnames=("out_dtype", "backend"))
@@ -33,19 +33,21 @@ def expected(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "dtype", "n", "k"),
+    ("gpu", "dtype", "n", "k", "batches"),
     [
-        ("sm_90", jnp.bfloat16, 576, 1536),
-        ("sm_90", jnp.bfloat16, 100, 84),
-        ("sm_80", jnp.bfloat16, 192, 576),
-        ("sm_80", jnp.float32, 33, 600),
+        ("sm_90", jnp.bfloat16, 192, 1536, (1, 8, 16, 24, 64)),
+        ("sm_90", jnp.bfloat16, 100, 84, (8,)),
+        ("sm_80", jnp.bfloat16, 192, 576, (8, 64)),
+        ("sm_80", jnp.float32, 33, 600, (8,)),
     ],
 )
-def test_a_product_is_right_and_its_rows_are_independent(gpu: Gpu, dtype: Any, n: int, k: int):
-    x, weight = numbers(dtype, 130, k), numbers(dtype, n, k)
+def test_a_product_is_right_and_its_rows_are_independent(
+    gpu: Gpu, dtype: Any, n: int, k: int, batches: tuple[int, ...]
+):
+    x, weight = numbers(dtype, NUM_ROWS, k), numbers(dtype, n, k)
     run_rows = partial(run, weight=weight, backend=interpret(gpu))
-    assert relative_error(np.asarray(run_rows(x)), expected(x, weight)) < LIMITS[dtype]
-    assert_rows_are_independent(lambda rows: np.asarray(run_rows(rows)), x)
+    assert relative_error(run_rows(x), expected(x, weight)) < LIMITS[dtype]
+    assert_rows_are_independent(run_rows, x, batches)
 
 
 @pytest.mark.parametrize("form", ["interpret", "reference"])
@@ -111,7 +113,7 @@ def test_the_reference_is_the_product_that_the_model_had():
             )
         )
         np.testing.assert_array_equal(run(x, weight), had(x, weight))
-        assert relative_error(np.asarray(run(x, weight)), expected(x, weight)) < 1e-5
+        assert relative_error(run(x, weight), expected(x, weight)) < 1e-5
 
 
 def zeros(dtype: Any, *shape: int) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""The time of each GPU kernel beside the least that its bytes and operations take."""
