@@ -7,7 +7,7 @@ case; kernels that must agree bit for bit have one `sums`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,8 @@ class Case:
     donate: tuple[int, ...] = ()  # places of args that the result may take
     sums: str = ""  # cases of one name must add up in one order; empty: there is no such sum
     has_products: bool = True  # uses tensor cores
+    narrow: tuple[int, ...] = ()  # bytes of streamed loads that are not 16 wide, and may be
+    has_byte_loads: bool = False
 
     def function(self, backend: Backend) -> Callable[..., Any]:
         return partial(self.operation, backend=backend)
@@ -70,7 +72,9 @@ def products() -> Iterator[Case]:
     yield _product("int8 per channel", int8_matmul, 64, _int8(*square, DIM))
     yield _product("int8 g64", int8_matmul, 64, _int8(*square, 64))
     zero = Shape((DIM // 64, DIM), INT8)
-    yield _product("int4 g64, zero points", int4_matmul, 64, (*_int4(*square, 64), zero))
+    packed = _product("int4 g64, zero points", int4_matmul, 64, (*_int4(*square, 64), zero))
+    # Half a group of 64 is 32 bytes, which are fewer than a tile's threads take by 16.
+    yield replace(packed, narrow=(8,), has_byte_loads=True)
     yield _product("dense f32", matmul, 64, (Shape(square, F32),), dtype=F32)
 
 
@@ -161,7 +165,8 @@ def _decode(name: str, n: int, *, kv: jnp.dtype = BF16) -> Case:
     )
     args = q, pages, pages, table, axis, scales, scales
     operation = _scaled(paged_attention, HEAD_DIM)
-    return Case(name, operation, args, sums=f"attention D={HEAD_DIM} {kv}")
+    sums = f"attention D={HEAD_DIM} {kv}"
+    return Case(name, operation, args, sums=sums, narrow=_narrow(kv))
 
 
 def _ragged(
@@ -182,7 +187,12 @@ def _ragged(
     args = q, pages, pages, table, axis, axis, blocks, scales, scales
     operation = _scaled(ragged_paged_attention, dim, **scoring)
     sums = f"attention D={dim} {kv}"
-    return Case(name, operation, args, sums=sums, has_products=dtype != F32)
+    return Case(name, operation, args, sums=sums, has_products=dtype != F32, narrow=_narrow(kv))
+
+
+def _narrow(kv: jnp.dtype) -> tuple[int, ...]:
+    """Page ids and scales are single words; values of int8 are laid out for their product by 8."""
+    return (4, 8) if kv == INT8 else (4,)
 
 
 def _scaled(attention: Operation, dim: int, **scoring: Any) -> Operation:
