@@ -73,6 +73,7 @@ class AttentionTiles:
 
     kv: int  # tokens of a KV tile: the same in both kernels
     stages: int  # of a software pipeline over KV tiles
+    decode_rows: int  # at least, of a decode program's product; the heads of a query are real
     decode_warps: int
     decode_programs: int  # fill the device: with fewer, a row's KV is shared out
     ragged_rows: int  # queries times heads of a ragged program
@@ -83,10 +84,10 @@ def attention_tiles(backend: Backend, head_dim: int, dtype: jnp.dtype) -> Attent
     """For queries of this head dim and dtype. No spills on either generation."""
     width = max(64, 1 << (head_dim - 1).bit_length())
     if jnp.dtype(dtype).itemsize > 2:  # no tensor cores: registers hold the operands
-        return AttentionTiles(2048 // width, 2, 4, 528, 16, 4)
+        return AttentionTiles(max(16, 2048 // width), 2, 16, 4, 528, 16, 4)
     # 32 rows: on Hopper too small for a warpgroup's product, so that decode and ragged kernels
     # take the same instructions.
-    tiles = AttentionTiles(8192 // width, 3, 4, 528, 32, 4 if width <= 128 else 8)
+    tiles = AttentionTiles(8192 // width, 3, 16, 4, 528, 32, 4 if width <= 128 else 8)
     if backend.is_exact or backend.gpu != "sm_90":
         return tiles
     return replace(tiles, ragged_rows=128, ragged_warps=8)
