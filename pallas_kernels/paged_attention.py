@@ -116,11 +116,11 @@ def attend_single(
     Without `out`, every token of q must be among the queries.
     """
     num_kv, page_size, head_dim = pages.k_pages.shape[1:]
-    tiles = attention_tiles(backend, head_dim, q.dtype)
+    tiles = attention_tiles(backend, head_dim, q.dtype, pages.k_pages.dtype)
     num_programs = queries.tokens.shape[0] * num_kv
     num_tokens = pages.page_table.shape[1] * page_size
     most = most_segments(num_tokens, scoring.window)
-    splits = min(most, pl.cdiv(tiles.decode_programs, num_programs))
+    splits = max(1, min(most, tiles.decode_programs // num_programs))
     shape = TileShape(
         scoring,
         tiles.kv,

@@ -103,7 +103,7 @@ def _attend_wide(
 ) -> jax.Array:
     """Writes the outputs of the tokens in `wide`, int32[B, Q], into out [T, H, D]."""
     num_kv, page_size, head_dim = pages.k_pages.shape[1:]
-    tiles = attention_tiles(backend, head_dim, q.dtype)
+    tiles = attention_tiles(backend, head_dim, q.dtype, pages.k_pages.dtype)
     shared = pl.next_power_of_2(q.shape[1] // num_kv)
     shape = TileShape(
         scoring,

@@ -217,11 +217,11 @@ def want(subject: Subject) -> dict[int, bytes]:
     return subject.decoded(POSITIONS, 32, seed=0)
 
 
-@pytest.mark.parametrize("num_rows", [8, 64, 128])
+@pytest.mark.parametrize("num_rows", [8, 96, 128])
 def test_company_place_and_number_of_rows_change_no_bit(
     subject: Subject, want: dict[int, bytes], num_rows: int
 ):
-    """Few rows share out their segments, 64 share each among two programs, 128 among none."""
+    """Few rows share out their segments, 96 share each among two programs, 128 among none."""
     for seed, start in enumerate(range(0, len(POSITIONS), 6)):
         assert_same(subject.decoded(POSITIONS[start : start + 6], num_rows, seed=seed), want)
 
