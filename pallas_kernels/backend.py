@@ -101,7 +101,7 @@ class MatmulTiles:
 
     exact: tuple[MatmulTile, ...]
     few: tuple[MatmulTile, ...] = ()  # before these, for a backend that is not exact
-    single: MatmulTile = MatmulTile(32, 32, 32, 4, 2)  # float32 operands
+    single: MatmulTile = MatmulTile(16, 32, 32, 4, 1)  # float32 operands
 
     def choices(self, *, is_single: bool, is_exact: bool) -> tuple[MatmulTile, ...]:
         """By rising number of rows."""
