@@ -61,14 +61,15 @@ class Report:
         for facts in self._examined([laboratory.compiler.case(case) for case in cases()]):
             yield from self._shown(facts)
         found: list[Room] = []
+        memories: dict[str, ProgramMemory] = {}
         for weights in FORMATS:
             model = ModelPrograms(laboratory.compiler, num_layers=layers, weights=weights)
-            memories: dict[str, ProgramMemory] = {}
-            for facts in self._examined(model.largest()):
+            largest = model.largest()
+            for facts in self._examined([p for p in largest if p.name not in memories]):
                 memories[facts.name] = facts.memory
                 yield from self._shown(facts)
-            if len(memories) == len(model.largest()):
-                found += self._rooms(model, memories)
+            if all(program.name in memories for program in largest):
+                found += self._rooms(model, {p.name: memories[p.name] for p in largest})
         if self._is_json:
             yield from (json.dumps(dataclasses.asdict(room)) for room in found)
         elif found:

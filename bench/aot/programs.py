@@ -46,7 +46,7 @@ class ModelPrograms:
 
     Args:
         num_layers: 32 is the model; fewer compile faster.
-        weights: a name of FORMATS; it begins the names of the programs.
+        weights: a name of FORMATS; it begins the names of the steps.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class ModelPrograms:
         return self._named(step_name("prefill", tokens, "step"))
 
     def samplers(self, rows: int = ROWS) -> list[Program]:
-        """Head and draw, every variant."""
-        return [self._named(sample_name(variant, rows)) for variant in get_args(Variant)]
+        """Head and draw, every variant: the same in every format of weights."""
+        return [self._by_name[sample_name(variant, rows)] for variant in get_args(Variant)]
 
     def largest(self) -> list[Program]:
         """One of each kind, of the largest bucket: what the programs' memory is planned by."""
