@@ -37,10 +37,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--target", choices=(*TARGETS, "all"), default="all", help="(default: all)")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="json: lines")
     parser.add_argument(
-        "--only", type=re.compile, default=re.compile(""), help="a regular expression of names"
+        "--only", type=_pattern, default=re.compile(""), help="a regular expression of names"
     )
     parser.add_argument("--layers", type=count, default=NUM_LAYERS, help="(default: 32)")
     return parser.parse_args(argv)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"must be a regular expression: {error}") from error
 
 
 class Report:
