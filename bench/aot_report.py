@@ -13,7 +13,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 
@@ -66,7 +66,7 @@ class Report:
         if not self._is_json:
             yield from table.target_header(laboratory.target, jax.__version__)
         for facts in self._examined([laboratory.compiler.case(case) for case in cases()]):
-            yield from self._shown(facts)
+            yield from self._shown(facts, table.case_block)
         found: list[Room] = []
         memories: dict[str, ProgramMemory] = {}
         for weights in FORMATS:
@@ -74,7 +74,7 @@ class Report:
             largest = model.largest()
             for facts in self._examined([p for p in largest if p.name not in memories]):
                 memories[facts.name] = facts.memory
-                yield from self._shown(facts)
+                yield from self._shown(facts, table.program_block)
             if all(program.name in memories for program in largest):
                 found += self._rooms(model, {p.name: memories[p.name] for p in largest})
         if self._is_json:
@@ -93,11 +93,11 @@ class Report:
         config = model.decoder.config
         return rooms(config, model.weights, model.weights_bytes(), needed, cards)
 
-    def _shown(self, facts: Facts) -> Iterator[str]:
+    def _shown(self, facts: Facts, block: Callable[[Facts], Iterator[str]]) -> Iterator[str]:
         if self._is_json:
             yield json.dumps({"target": self._laboratory.target.name, **facts.as_json()})
         else:
-            yield from table.block(facts)
+            yield from block(facts)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Facts as plain text of at most 100 columns. No JAX here."""
+"""Facts as plain text of at most 100 columns."""
 
 from __future__ import annotations
 
@@ -21,8 +21,16 @@ def target_header(target: Target, jax_version: str) -> Iterator[str]:
     yield f"{'':{NAME_WIDTH}}{columns}"
 
 
-def block(facts: Facts) -> Iterator[str]:
-    """A program, and those of its kernels that were disassembled."""
+def case_block(facts: Facts) -> Iterator[str]:
+    """One operation: its kernels, and what XLA launches beside them."""
+    launched = [each for each in facts.launches.all if each.kind != COMMAND_BUFFER]
+    others = sum(each.name not in facts.ours for each in launched)
+    yield f"{facts.name}: temporaries {_mib(facts.memory.temp_bytes)}, {others} other launches"
+    yield from kernel_rows(facts)
+
+
+def program_block(facts: Facts) -> Iterator[str]:
+    """A whole program, and those of its kernels that were disassembled."""
     yield from program_rows(facts)
     yield from kernel_rows(facts)
     yield ""

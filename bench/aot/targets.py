@@ -1,7 +1,7 @@
 """The GPUs that are compiled for, as XLA wants them described (GpuTargetConfig).
 
-No JAX here. What is written here was read from the devices' data sheets and from XLA's own
-descriptions; it decides instructions, shared memory and how work is split, but no speed is known.
+What is written here was read from the data sheets and from XLA's own descriptions; it decides
+instructions, shared memory and how work is split, but no speed is known.
 """
 
 from __future__ import annotations

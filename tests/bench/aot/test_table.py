@@ -6,7 +6,7 @@ from bench.aot.facts import Facts
 from bench.aot.kernel import read_kernels
 from bench.aot.launches import read_launches
 from bench.aot.memory import Room
-from bench.aot.table import WIDTH, block, memory_rows, target_header
+from bench.aot.table import WIDTH, case_block, memory_rows, program_block, target_header
 from bench.aot.targets import H200
 from jaxinfer.runtime.program_memory import ProgramMemory
 from tests.bench.aot.test_kernel import LISTING, LOG
@@ -36,7 +36,7 @@ def test_the_header_says_which_gpu_and_which_jax():
 
 
 def test_a_program_is_its_launches_its_memory_and_its_kernels():
-    head, launches, memory, spills, first, second, blank = block(facts(LOOPED))
+    head, launches, memory, spills, first, second, blank = program_block(facts(LOOPED))
     assert head == "decode rows=64 step: lowered in 0.5 s, compiled in 7.2 s"
     assert "4 kernels, 1 copies, 1 loops, 1 library calls" in launches
     assert launches.endswith("3 graphs, 3 launches outside of them")
@@ -50,16 +50,22 @@ def test_a_program_is_its_launches_its_memory_and_its_kernels():
     assert blank == ""
 
 
+def test_a_case_is_its_kernels_and_how_much_xla_adds():
+    head, first, _ = case_block(facts(PLAIN))
+    assert head == "decode rows=64 step: temporaries 3.0 MiB, 1 other launches"
+    assert first.startswith("* matmul")
+
+
 def test_figures_stand_under_their_names():
     _, columns = target_header(H200, "0.12.0")
-    row = list(block(facts()))[4]
+    row = list(program_block(facts()))[4]
     assert row.index("50") + 2 == columns.index("regs") + 4
     assert row.index("32.0 K") + 6 == columns.index("shared") + 6
     assert row.index("HGMMA") == columns.index("products")
 
 
 def test_no_line_is_wider_than_a_hundred_columns():
-    for line in [*target_header(H200, "0.12.0.1"), *block(facts())]:
+    for line in [*target_header(H200, "0.12.0.1"), *program_block(facts())]:
         assert len(line) <= WIDTH
         assert line == line.rstrip()
 
