@@ -13,19 +13,21 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
 from bench.aot import table
+from bench.aot.cases import cases
 from bench.aot.compiler import NoPlugin, prepare_environment
 from bench.aot.facts import Facts
 from bench.aot.laboratory import Laboratory
-from bench.aot.memory import CARDS, rooms
-from bench.aot.programs import NUM_LAYERS, ModelPrograms
+from bench.aot.memory import CARDS, Room, rooms
+from bench.aot.programs import FORMATS, NUM_LAYERS, ModelPrograms
 from bench.aot.targets import TARGETS
 from bench.aot.toolchain import Toolchain, ToolError
-from jaxinfer.runtime.program_memory import programs_bytes
+from jaxinfer.runtime.aot import Program
+from jaxinfer.runtime.program_memory import ProgramMemory, programs_bytes
 from jaxinfer.server.flags import count
 
 
@@ -46,34 +48,42 @@ class Report:
 
     def __init__(self, laboratory: Laboratory, settings: argparse.Namespace):
         self._laboratory, self._settings = laboratory, settings
-        self._model = ModelPrograms(laboratory.compiler, num_layers=settings.layers)
         self._is_json = settings.format == "json"
 
     def lines(self) -> Iterator[str]:
-        """Of all programs that were asked for, then of the memory, if all of the model's were."""
-        target = self._laboratory.target
-        if not self._is_json:
-            yield from table.target_header(target, jax.__version__)
-        programs = [p for p in self._model.largest() if self._settings.only.search(p.name)]
-        found: list[Facts] = []
-        for facts in self._laboratory.examine_all(programs):
-            found.append(facts)
-            yield from self._shown(facts)
-        if len(found) == len(self._model.largest()):
-            yield from self._rooms(found)
+        """Kernels, then whole steps, then memory, if all of the model's programs were looked at.
 
-    def _rooms(self, facts: Sequence[Facts]) -> Iterator[str]:
-        """What the model leaves for KV, if these are all of its largest programs."""
-        model = self._model
-        memories = {each.name: each.memory for each in facts}
-        needed = programs_bytes(memories, model.batch_bytes())
-        cards = CARDS[self._laboratory.target.name]
-        found = list(rooms(model.decoder.config, model.decoder.param_shapes, needed, cards))
+        Raises: ToolError.
+        """
+        laboratory, layers = self._laboratory, self._settings.layers
+        if not self._is_json:
+            yield from table.target_header(laboratory.target, jax.__version__)
+        for facts in self._examined([laboratory.compiler.case(case) for case in cases()]):
+            yield from self._shown(facts)
+        found: list[Room] = []
+        for weights in FORMATS:
+            model = ModelPrograms(laboratory.compiler, num_layers=layers, weights=weights)
+            memories: dict[str, ProgramMemory] = {}
+            for facts in self._examined(model.largest()):
+                memories[facts.name] = facts.memory
+                yield from self._shown(facts)
+            if len(memories) == len(model.largest()):
+                found += self._rooms(model, memories)
         if self._is_json:
             yield from (json.dumps(dataclasses.asdict(room)) for room in found)
-        else:
-            yield from table.memory_rows(found)
-            yield ""
+        elif found:
+            yield from table.memory_rows(found, layers)
+
+    def _examined(self, programs: Sequence[Program]) -> Iterator[Facts]:
+        wanted = [program for program in programs if self._settings.only.search(program.name)]
+        return self._laboratory.examine_all(wanted)
+
+    def _rooms(self, model: ModelPrograms, memories: Mapping[str, ProgramMemory]) -> Iterator[Room]:
+        """Of a model whose largest programs these are."""
+        needed = programs_bytes(memories, model.batch_bytes())
+        cards = CARDS[self._laboratory.target.name]
+        config = model.decoder.config
+        return rooms(config, model.weights, model.weights_bytes(), needed, cards)
 
     def _shown(self, facts: Facts) -> Iterator[str]:
         if self._is_json:

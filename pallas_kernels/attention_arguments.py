@@ -110,7 +110,11 @@ def check_kernel(q: jax.Array, pages: KVPages, scoring: Scoring) -> None:
         )
     if page_size < 8:
         raise ValueError(f"k_pages' page size must be at least 8 for a kernel; got {page_size}")
-    if not isinstance(scoring.scale, float):
+    if pages.k_pages.dtype not in (q.dtype, "int8") and q.dtype != "float32":
+        raise ValueError(
+            f"k_pages must be int8 or {q.dtype} as q for a kernel; got {pages.k_pages.dtype}"
+        )
+    if not isinstance(scoring.scale, int | float):
         raise ValueError(
             f"scale must be a Python float for a kernel; got {type(scoring.scale).__name__}"
         )

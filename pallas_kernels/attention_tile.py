@@ -41,6 +41,7 @@ class TileShape:
 
     scoring: Scoring
     tile: int  # tokens of a KV tile, a power of two
+    least_rows: int  # of a program's product, a power of two
     page_size: int
     head_dim: int
     num_ranges: int | None  # None: segments at absolute positions; else ranges of equal length
@@ -126,6 +127,8 @@ def kv_ranges(shape: TileShape, first: jax.Array, last: jax.Array) -> Ranges:
 def attend(shape: TileShape, pages: KVPages, queries: Queries) -> Partial:
     """Over all that the queries see, range by range."""
     ranges = kv_ranges(shape, queries.first, queries.last)
+    if shape.num_ranges == 1:
+        return attend_range(shape, pages, queries, *ranges.bounds(jnp.int32(0)))
 
     def visit(i: jax.Array, so_far: Partial) -> Partial:
         return fold(so_far, attend_range(shape, pages, queries, *ranges.bounds(i)))
@@ -150,7 +153,8 @@ def _attend_tile(
 ) -> Partial:
     tokens = start + lax.iota(jnp.int32, shape.tile)
     is_held = tokens <= queries.last
-    page_at = pages.page_table.at[queries.row, tokens >> (shape.page_size.bit_length() - 1)]
+    table: Any = pages.page_table
+    page_at = table.at[queries.row, tokens >> (shape.page_size.bit_length() - 1)]
     page = plt.load(page_at, mask=is_held, other=0)
     slot = tokens & (shape.page_size - 1)
     dim = lax.iota(jnp.int32, shape.width)
@@ -160,21 +164,23 @@ def _attend_tile(
         at = ref.at[page[:, None], queries.head, slot[:, None], dim[None, :]]
         return plt.load(at, mask=is_read, other=0).astype(queries.q.dtype)
 
-    def columns(scales: Any, x: jax.Array) -> jax.Array:
-        if scales is None:
-            return x
+    def scaled(scales: Any, x: jax.Array) -> jax.Array:
         at = scales.at[page, queries.head, slot]
         return x * plt.load(at, mask=is_held, other=0.0)[None, :]
 
-    scores = columns(pages.k_scales, _product(queries.q, kv(pages.k_pages).T))
+    scores = _product(queries.q, kv(pages.k_pages).T)
+    if pages.k_scales is not None:
+        scores = scaled(pages.k_scales, scores)
     scores = _log2_scores(scores, shape.scoring)
     scores = jnp.where(_is_seen(tokens, queries.positions, shape.scoring), scores, MASKED)
     top = jnp.maximum(partial.top, jnp.ceil(jnp.max(scores, axis=1)))
     shrink = _power_of_two(partial.top - top)[:, None]
-    weights = jnp.exp2(scores - top[:, None])
+    # Both sums are over the rounded weights: that one token alone has all the weight stays exact.
+    weights = jnp.exp2(scores - top[:, None]).astype(queries.q.dtype)
     ones = jnp.ones((shape.tile, LANES), queries.q.dtype)
-    total = partial.total * shrink + _product(weights.astype(queries.q.dtype), ones)
-    weights = columns(pages.v_scales, weights).astype(queries.q.dtype)
+    total = partial.total * shrink + _product(weights, ones)
+    if pages.v_scales is not None:
+        weights = scaled(pages.v_scales, weights.astype(jnp.float32)).astype(queries.q.dtype)
     return Partial(partial.acc * shrink + _product(weights, kv(pages.v_pages)), total, top)
 
 

@@ -101,7 +101,7 @@ class MatmulTiles:
 
     exact: tuple[MatmulTile, ...]
     few: tuple[MatmulTile, ...] = ()  # before these, for a backend that is not exact
-    single: MatmulTile = MatmulTile(32, 32, 32, 4, 2)  # float32 operands
+    single: MatmulTile = MatmulTile(16, 32, 32, 4, 1)  # float32 operands
 
     def choices(self, *, is_single: bool, is_exact: bool) -> tuple[MatmulTile, ...]:
         """By rising number of rows."""
@@ -166,20 +166,28 @@ class AttentionTiles:
 
     kv: int  # tokens of a KV tile: the same in both kernels
     stages: int  # of a software pipeline over KV tiles
+    decode_rows: int  # at least, of a decode program's product; the heads of a query are real
     decode_warps: int
-    decode_programs: int  # fill the device: with fewer, a row's KV is shared out
+    decode_programs: int  # wanted: where queries are fewer, their KV is shared out
     ragged_rows: int  # queries times heads of a ragged program
     ragged_warps: int
 
 
-def attention_tiles(backend: Backend, head_dim: int, dtype: jnp.dtype) -> AttentionTiles:
-    """For queries of this head dim and dtype. No spills on either generation."""
+DECODE_PROGRAMS = 4 * 3 * 132  # three at once on each multiprocessor; four turns, as lengths differ
+
+
+def attention_tiles(
+    backend: Backend, head_dim: int, q_dtype: jnp.dtype, kv_dtype: jnp.dtype
+) -> AttentionTiles:
+    """No spills on either generation (float32 included)."""
     width = max(64, 1 << (head_dim - 1).bit_length())
-    if jnp.dtype(dtype).itemsize > 2:  # no tensor cores: registers hold the operands
-        return AttentionTiles(2048 // width, 2, 4, 528, 16, 4)
-    # 32 rows: on Hopper too small for a warpgroup's product, so that decode and ragged kernels
-    # take the same instructions.
-    tiles = AttentionTiles(8192 // width, 3, 4, 528, 32, 4 if width <= 128 else 8)
+    if jnp.dtype(q_dtype).itemsize > 2:  # no tensor cores: registers hold the operands
+        return AttentionTiles(max(16, 2048 // width), 2, 16, 4, DECODE_PROGRAMS, 16, 8)
+    # 32 rows: on Hopper too few for a warpgroup's product, so that decode and ragged kernels take
+    # the same instructions. (decode_rows 64, ragged_rows 128 and ragged_warps 8 would make both
+    # take the warpgroup's.)
+    warps = 4 if width <= 128 and kv_dtype != jnp.int8 else 8
+    tiles = AttentionTiles(8192 // width, 3, 16, 4, DECODE_PROGRAMS, 32, warps)
     if backend.is_exact or backend.gpu != "sm_90":
         return tiles
     return replace(tiles, ragged_rows=128, ragged_warps=8)

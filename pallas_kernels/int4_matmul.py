@@ -85,7 +85,7 @@ def int4_matmul(
         if is_per_channel:
             zeros = [load_line(ref, 0, cols) for ref in more]
             return lax.fori_loop(first, end, lambda n, total: part(n, total, zeros), start)
-        return sum_groups(lambda g, now: part(g, start, now[:-1]), more, cols, first, end)
+        return sum_groups(lambda g, now: part(g, start, now[:-1]), more, rows, cols, first, end)
 
     return split_product(
         partial,

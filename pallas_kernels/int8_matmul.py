@@ -68,7 +68,7 @@ def int8_matmul(
         start = jnp.zeros((rows.size, cols.size), jnp.float32)
         if is_per_channel:
             return lax.fori_loop(first, end, part, start)
-        return sum_groups(lambda g, _: part(g, start), refs[2:], cols, first, end)
+        return sum_groups(lambda g, _: part(g, start), refs[2:], rows, cols, first, end)
 
     return split_product(
         partial,

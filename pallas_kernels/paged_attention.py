@@ -40,7 +40,6 @@ from pallas_kernels.attention_tile import (
 )
 from pallas_kernels.backend import REFERENCE, AttentionTiles, Backend, attention_tiles
 
-LEAST_ROWS = 16  # of a tensor core's product
 BATCH = 8  # partial results that are loaded together
 
 
@@ -117,13 +116,18 @@ def attend_single(
     Without `out`, every token of q must be among the queries.
     """
     num_kv, page_size, head_dim = pages.k_pages.shape[1:]
-    tiles = attention_tiles(backend, head_dim, q.dtype)
+    tiles = attention_tiles(backend, head_dim, q.dtype, pages.k_pages.dtype)
     num_programs = queries.tokens.shape[0] * num_kv
     num_tokens = pages.page_table.shape[1] * page_size
     most = most_segments(num_tokens, scoring.window)
-    splits = min(most, pl.cdiv(tiles.decode_programs, num_programs))
+    splits = max(1, min(most, tiles.decode_programs // num_programs))
     shape = TileShape(
-        scoring, tiles.kv, page_size, head_dim, num_ranges=None if backend.is_exact else splits
+        scoring,
+        tiles.kv,
+        tiles.decode_rows,
+        page_size,
+        head_dim,
+        num_ranges=None if backend.is_exact else splits,
     )
     if splits == 1:
         return _whole(q, pages, queries, shape, tiles, backend, out)
@@ -157,7 +161,7 @@ def _whole(
 def _whole_kernel(shape: TileShape, q: Any, pages: KVPages, queries: Any, *outs: Any) -> None:
     head, i = pl.program_id(0), pl.program_id(1)
     own = _own_queries(shape, q, pages, queries, head, i)
-    heads, is_real = _heads(q, pages, head)
+    heads, is_real = _heads(shape, q, pages, head)
     dim = lax.iota(jnp.int32, shape.width)
     token, out = queries.tokens[i], outs[-1]
     mask = (is_real & (token < q.shape[0]))[:, None] & (dim < shape.head_dim)[None, :]
@@ -169,7 +173,7 @@ def _own_queries(
     shape: TileShape, q: Any, pages: KVPages, queries: Any, head: jax.Array, i: jax.Array
 ) -> Queries:
     """The heads of query i that share a KV head."""
-    heads, is_real = _heads(q, pages, head)
+    heads, is_real = _heads(shape, q, pages, head)
     dim = lax.iota(jnp.int32, shape.width)
     token, position = queries.tokens[i], queries.positions[i]
     mask = (is_real & (token < q.shape[0]))[:, None] & (dim < shape.head_dim)[None, :]
@@ -178,10 +182,12 @@ def _own_queries(
     return Queries(rows, positions, queries.rows[i], head, position, position)
 
 
-def _heads(q: Any, pages: KVPages, head: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _heads(
+    shape: TileShape, q: Any, pages: KVPages, head: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """The query heads of a KV head, and which rows of a product are theirs."""
     shared = q.shape[1] // pages.k_pages.shape[1]
-    place = lax.iota(jnp.int32, max(LEAST_ROWS, pl.next_power_of_2(shared)))
+    place = lax.iota(jnp.int32, max(shape.least_rows, pl.next_power_of_2(shared)))
     return head * shared + place, place < shared
 
 
@@ -203,7 +209,7 @@ def _split(
     found = pl.pallas_call(
         partial(_split_kernel, shape, splits),
         grid=(pages.k_pages.shape[1], splits, len(queries.tokens)),
-        out_shape=Partial(*out_shape),
+        out_shape=out_shape,
         compiler_params=plt.CompilerParams(num_warps=tiles.decode_warps, num_stages=tiles.stages),
         interpret=backend.form == "interpret",
         name="paged_attention_split",
@@ -217,9 +223,10 @@ def _split_kernel(
     """Program (head, c, i) computes the ranges c, c + splits, ... of query i."""
     head, c, i = (pl.program_id(axis) for axis in range(3))
     own = _own_queries(shape, q, pages, queries, head, i)
-    heads, is_real = _heads(q, pages, head)
+    heads, is_real = _heads(shape, q, pages, head)
     dim = lax.iota(jnp.int32, shape.width)
-    ranges, out = kv_ranges(shape, own.first, own.last), Partial(*outs)
+    ranges = kv_ranges(shape, own.first, own.last)
+    out: Any = Partial(*outs)
 
     def visit(turn: jax.Array, carry: None) -> None:
         at = c + turn * splits
@@ -256,7 +263,7 @@ def _folded(
     )(*inputs)
 
 
-def _fold_kernel(shape: TileShape, partials: Partial, queries: Any, *outs: Any) -> None:
+def _fold_kernel(shape: TileShape, partials: Any, queries: Any, *outs: Any) -> None:
     """Program (head, i): in the order of the ranges, BATCH of them loaded at once."""
     head, i = pl.program_id(0), pl.program_id(1)
     dim = lax.iota(jnp.int32, shape.width)

@@ -103,12 +103,17 @@ def _attend_wide(
 ) -> jax.Array:
     """Writes the outputs of the tokens in `wide`, int32[B, Q], into out [T, H, D]."""
     num_kv, page_size, head_dim = pages.k_pages.shape[1:]
-    tiles = attention_tiles(backend, head_dim, q.dtype)
+    tiles = attention_tiles(backend, head_dim, q.dtype, pages.k_pages.dtype)
     shared = pl.next_power_of_2(q.shape[1] // num_kv)
-    run = max(1, tiles.ragged_rows // shared)
     shape = TileShape(
-        scoring, tiles.kv, page_size, head_dim, num_ranges=None if backend.is_exact else 1
+        scoring,
+        tiles.kv,
+        tiles.ragged_rows,
+        page_size,
+        head_dim,
+        num_ranges=None if backend.is_exact else 1,
     )
+    run = max(1, shape.least_rows // shared)
     inputs = (q, pages, positions, rows, wide, out)
     return pl.pallas_call(
         partial(_wide_kernel, shape, run, shared),
@@ -136,6 +141,7 @@ def _wide_kernel(
     """Program (head, j, b): queries j * run ... of block b; row r of the product is one of them
     with one of the `shared` heads, a power of two."""
     head, j, block = (pl.program_id(axis) for axis in range(3))
+    block = (wide.shape[0] - 1) - block  # a row's last blocks take longest: they start first
     place = lax.iota(jnp.int32, run * shared)
     i, member = j * run + lax.div(place, shared), lax.rem(place, shared)
     num_members = q.shape[1] // pages.k_pages.shape[1]

@@ -175,11 +175,13 @@ def load_line(ref: Ref, row: jax.Array | int, cols: jax.Array) -> jax.Array:
 def sum_groups(
     part: Callable[[jax.Array, Sequence[jax.Array]], jax.Array],
     lines: Sequence[Ref],
+    rows: jax.Array,
     cols: jax.Array,
     first: jax.Array,
     end: jax.Array,
 ) -> jax.Array:
-    """The sum over groups first..end of part(group, its lines) [BM, BN] times the last line.
+    """float32[BM, BN]: the sum over groups from first to end of part(group, its lines) times the
+    last of these.
 
     The compiler loads tiles ahead of their products, but lines, which are scales and zero points,
     only when they are used. Here they are loaded one group early; two would keep it from pipelining
@@ -194,9 +196,8 @@ def sum_groups(
         later = load(group + 1)
         return total + part(group, now) * now[-1][None, :], later
 
-    early = load(first)
-    nothing = jax.eval_shape(part, first, early)
-    return lax.fori_loop(first, end, step, (jnp.zeros(nothing.shape, nothing.dtype), early))[0]
+    nothing = jnp.zeros((rows.size, cols.size), jnp.float32)
+    return lax.fori_loop(first, end, step, (nothing, load(first)))[0]
 
 
 def product(x: jax.Array, weight: jax.Array, out_dtype: DTypeLike = jnp.float32) -> jax.Array:

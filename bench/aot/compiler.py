@@ -10,9 +10,9 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled, Lowered, Wrapped
 
+from bench.aot.cases import Case
 from bench.aot.targets import Target
 from jaxinfer.runtime.aot import Program
+from pallas_kernels.backend import Backend
 
 SKIP_LIBRARY_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 NEEDS_ABSTRACT_DEVICE = (0, 11)  # jax versions from here on
@@ -72,16 +74,12 @@ class Compiler:
         with self._device():
             return function.trace(*placed).lower(lowering_platforms=("cuda",))
 
-    def program(
-        self, name: str, function: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()
-    ) -> Program:
-        """A function as a program, e.g. one kernel.
-
-        Args:
-            donate: places of the arguments whose memory the results may take.
-        """
-        jitted = jax.jit(function, donate_argnums=donate)
-        return Program(name, lambda: self.lower(jitted, *args))
+    def case(self, case: Case) -> Program:
+        """One kernel, as the engine's exact programs have it."""
+        backend = Backend("pallas", self.target.gpu)
+        jitted = jax.jit(case.function(backend), donate_argnums=case.donate)
+        lower = partial(self.lower, jitted, *case.args)
+        return Program(case.name, lower, backend.compiler_options)
 
     def compile(self, program: Program) -> Compilation:
         """`program` must have been made with this compiler's `lower`."""
@@ -89,9 +87,8 @@ class Compiler:
         lowered = program.lower()
         lower_s = time.monotonic() - started
         with tempfile.TemporaryDirectory() as folder:
-            executable = lowered.compile(
-                compiler_options={"xla_dump_to": folder, "xla_dump_emitter_re": "ptx.*"}
-            )
+            dump = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx.*"}
+            executable = lowered.compile(compiler_options={**program.compiler_options, **dump})
             return Compilation(
                 name=program.name,
                 executable=executable,

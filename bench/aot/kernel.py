@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 PRODUCTS = ("HMMA", "HGMMA", "IMMA", "IGMMA", "QGMMA", "DMMA", "BMMA")  # of tensor cores
-GLOBAL_LOADS = ("LDG", "LDGSTS")  # to registers; to shared memory (cp.async)
+STREAMS = ("LDGSTS",)  # global to shared memory, asynchronous (cp.async)
+GLOBAL_LOADS = ("LDG", *STREAMS)
 LOCAL = ("LDL", "STL")  # local memory: a spill, or an array that is indexed at run time
 LOAD_BITS = {"128": 128, "64": 64, "U16": 16, "S16": 16, "U8": 8, "S8": 8}  # else 32
 
@@ -48,8 +49,15 @@ class Kernel:
 
     def loads(self) -> dict[int, int]:
         """Loads of global memory: how many there are of each width in bytes."""
+        return self._widths(GLOBAL_LOADS)
+
+    def streams(self) -> dict[int, int]:
+        """Those of them that go to shared memory while earlier tiles are computed (cp.async)."""
+        return self._widths(STREAMS)
+
+    def _widths(self, families: tuple[str, ...]) -> dict[int, int]:
         counted: Counter[int] = Counter()
-        for opcode, count in self._of(GLOBAL_LOADS).items():
+        for opcode, count in self._of(families).items():
             counted[_load_bytes(opcode)] += count
         return dict(counted)
 

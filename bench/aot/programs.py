@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 
 from bench.aot.compiler import Compiler
-from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.models.arithmetic import WeightFormat
+from jaxinfer.models.registry import decoder_for
 from jaxinfer.runtime.aot import Program
 from jaxinfer.runtime.kv_cache import page_shape
-from jaxinfer.runtime.program_list import ProgramList, step_name
+from jaxinfer.runtime.program_list import ProgramList, sample_name, step_name
+from jaxinfer.runtime.sampling import Variant
 from jaxinfer.runtime.steps import Steps
 from jaxinfer.scheduling.buckets import Buckets
 from pallas_kernels.backend import Backend
@@ -30,6 +33,8 @@ CONFIG: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
+FORMATS = {"bf16": None, "int8": WeightFormat(8, 128), "int4": WeightFormat(4, 128)}
+"""Of the weights of the products inside the layers."""
 ROWS, TOKENS = 64, 512  # of the largest decode and prefill
 PAGE_SIZE, NUM_PAGES, CONTEXT = 64, 1024, 8192
 """A pool of 8 GiB in 32 layers. Nothing that is read here depends on the number of pages, but the
@@ -41,23 +46,32 @@ class ModelPrograms:
 
     Args:
         num_layers: 32 is the model; fewer compile faster.
+        weights: a name of FORMATS; it begins the names of the programs.
     """
 
-    def __init__(self, compiler: Compiler, *, num_layers: int = NUM_LAYERS, rows: int = ROWS):
+    def __init__(
+        self,
+        compiler: Compiler,
+        *,
+        num_layers: int = NUM_LAYERS,
+        weights: str = "bf16",
+    ):
+        self.weights = weights
         self.decoder = decoder_for(
-            CONFIG | {"num_hidden_layers": num_layers}, dtype=jnp.dtype("bfloat16")
+            CONFIG | {"num_hidden_layers": num_layers},
+            dtype=jnp.dtype("bfloat16"),
+            backend=Backend("pallas", compiler.target.gpu),
+            weights=FORMATS[weights],
         )
         self.buckets = Buckets.for_limits(
-            max_num_seqs=rows,
+            max_num_seqs=ROWS,
             max_num_batched_tokens=TOKENS,
             max_model_len=CONTEXT,
             page_size=PAGE_SIZE,
         )
-        backend = Backend("reference", compiler.target.gpu)
-        steps = Steps(self.decoder, max_rows=self.buckets.max_rows, backend=backend)
         self._listed = ProgramList(
             self.decoder,
-            steps,
+            Steps(self.decoder, max_rows=self.buckets.max_rows),
             self.buckets,
             num_pages=NUM_PAGES,
             page_size=PAGE_SIZE,
@@ -67,17 +81,23 @@ class ModelPrograms:
         self._by_name = {program.name: program for program in self._listed.serving()}
 
     def decode(self, rows: int = ROWS) -> Program:
-        return self._by_name[step_name("decode", rows, "step")]
+        return self._named(step_name("decode", rows, "step"))
 
     def prefill(self, tokens: int = TOKENS) -> Program:
-        return self._by_name[step_name("prefill", tokens, "step")]
+        return self._named(step_name("prefill", tokens, "step"))
+
+    def samplers(self, rows: int = ROWS) -> list[Program]:
+        """Head and draw, every variant."""
+        return [self._named(sample_name(variant, rows)) for variant in get_args(Variant)]
 
     def largest(self) -> list[Program]:
         """One of each kind, of the largest bucket: what the programs' memory is planned by."""
-        steps = [self.prefill(self.buckets.max_tokens), self.decode(self.buckets.max_rows)]
-        samplers = f"sample rows={self.buckets.max_rows} "
-        named = self._by_name.items()
-        return [*steps, *(program for name, program in named if name.startswith(samplers))]
+        rows = self.buckets.max_rows
+        return [self.prefill(self.buckets.max_tokens), self.decode(rows), *self.samplers(rows)]
+
+    def weights_bytes(self) -> int:
+        leaves = jax.tree.leaves(self.decoder.param_shapes)
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
     def batch_bytes(self) -> int:
         """Of the arrays that the largest step brings along."""
@@ -96,6 +116,5 @@ class ModelPrograms:
         leaves = jax.tree.leaves(self.decoder.param_shapes)
         return {leaf.shape for leaf in leaves if len(leaf.shape) > 1}
 
-
-def num_params(decoder: Decoder) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(decoder.param_shapes))
+    def _named(self, name: str) -> Program:
+        return dataclasses.replace(self._by_name[name], name=f"{self.weights} {name}")

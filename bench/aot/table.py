@@ -58,11 +58,14 @@ def program_rows(facts: Facts) -> Iterator[str]:
     yield f"  spills: {spilling} of {len(facts.kernels)} kernels"
 
 
-def memory_rows(rooms: Sequence[Room]) -> Iterator[str]:
-    """A line for each card and kind of weights."""
-    yield f"What is left for KV at --gpu-memory-utilization {UTILIZATION:g} (GiB, tokens)"
-    heads = ("weights", "programs", "KV", "bf16 tokens", "int8 tokens")
-    yield f"{'card':8}{'format':8}" + "".join(f"{head:>13}" for head in heads)
+def memory_rows(rooms: Sequence[Room], num_layers: int) -> Iterator[str]:
+    """A line for each card and format of weights."""
+    yield (
+        f"what a model of {num_layers} layers leaves for KV at --gpu-memory-utilization "
+        f"{UTILIZATION:g}: GiB, tokens"
+    )
+    heads = ("weights", "programs", "KV", "of bf16 KV", "of int8 KV")
+    yield f"{'card':8}{'weights':8}" + "".join(f"{head:>13}" for head in heads)
     for room in rooms:
         sizes = (room.weights_bytes, room.programs_bytes, room.kv_bytes)
         cells = [f"{size / GIB:.2f}" for size in sizes]

@@ -4,48 +4,80 @@ from __future__ import annotations
 
 import pytest
 
-from bench.aot.programs import NUM_LAYERS
+from bench.aot.launches import COMMAND_BUFFER, COPY, LOOP
+from bench.aot.programs import FORMATS, NUM_LAYERS
 from tests.aot.findings import FEW_LAYERS, Findings
 
 pytestmark = pytest.mark.aot
 
-KINDS = ("decode", "prefill")
 MIB = 1 << 20
 MOST_TEMPORARIES = {"decode": 24 * MIB, "prefill": 64 * MIB}
+every_kind = pytest.mark.parametrize("kind", ["decode", "prefill"])
+every_format = pytest.mark.parametrize("weights", FORMATS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_writes_its_keys_and_values_in_place(findings: Findings, kind: str):
-    model, facts = findings.model(), findings.step(kind)
+@every_format
+@every_kind
+def test_a_step_is_one_graph(findings: Findings, kind: str, weights: str):
+    launches = findings.step(kind, weights).launches
+    assert launches.count(COMMAND_BUFFER) == 1
+    assert launches.outside_graphs() == []
+    assert (launches.count(LOOP), launches.count(COPY), launches.library_calls()) == (0, 0, 0)
+
+
+@every_format
+@every_kind
+def test_a_step_writes_its_keys_and_values_in_place(findings: Findings, kind: str, weights: str):
+    model, facts = findings.model(weights), findings.step(kind, weights)
     assert facts.memory.alias_bytes == model.pool_bytes()
     assert model.pool_shape() not in facts.copied
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_copies_no_weight(findings: Findings, kind: str):
-    model, facts = findings.model(), findings.step(kind)
+@every_format
+@every_kind
+def test_a_step_copies_no_weight(findings: Findings, kind: str, weights: str):
+    model, facts = findings.model(weights), findings.step(kind, weights)
     turned = {shape[::-1] for shape in model.weight_shapes()}
     assert not (model.weight_shapes() | turned) & set(facts.copied)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_keeps_no_temporary_of_a_weights_size(findings: Findings, kind: str):
-    facts = findings.step(kind)
+@every_format
+@every_kind
+def test_a_step_keeps_no_temporary_of_a_weights_size(findings: Findings, kind: str, weights: str):
+    facts = findings.step(kind, weights)
     assert 0 < facts.memory.temp_bytes <= MOST_TEMPORARIES[kind]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_kernel_of_a_step_spills(findings: Findings, kind: str):
-    kernels = findings.step(kind).kernels
+@every_format
+@every_kind
+def test_no_kernel_of_a_step_spills(findings: Findings, kind: str, weights: str):
+    kernels = findings.step(kind, weights).kernels
     assert len(kernels) > 10
-    assert not [kernel for kernel in kernels.values() if kernel.spill_bytes]
+    assert [kernel.name for kernel in kernels.values() if kernel.spill_bytes] == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_calls_no_library(findings: Findings, kind: str):
-    assert findings.step(kind).launches.library_calls() == 0
+@every_format
+def test_decode_and_prefill_use_the_same_instructions(findings: Findings, weights: str):
+    """Or a token's bits would depend on which of them computed it."""
+    decode, prefill = (
+        {op for k in findings.step(kind, weights).with_products().values() for op in k.products()}
+        for kind in ("decode", "prefill")
+    )
+    assert decode == prefill
 
 
-def test_temporaries_do_not_grow_with_the_layers(findings: Findings):
-    few, all_of_them = (findings.step("decode", layers) for layers in (FEW_LAYERS, NUM_LAYERS))
-    assert all_of_them.memory.temp_bytes < 2 * few.memory.temp_bytes
+def test_products_and_attention_are_our_own(findings: Findings):
+    """What XLA makes of a product depends on its shape."""
+    facts = findings.step("decode")
+    assert set(facts.with_products()) <= facts.ours
+    assert {"rms_norm", "kv_write"} <= facts.ours
+
+
+def test_all_layers_are_one_graph_with_no_more_temporaries(findings: Findings):
+    few = findings.step("decode", num_layers=FEW_LAYERS)
+    every = findings.step("decode", num_layers=NUM_LAYERS)
+    assert every.launches.count(COMMAND_BUFFER) == 1
+    assert every.launches.outside_graphs() == []
+    assert every.memory.alias_bytes == findings.model(num_layers=NUM_LAYERS).pool_bytes()
+    assert every.memory.temp_bytes < 2 * few.memory.temp_bytes
+    assert len(every.launches.all) < 20 * NUM_LAYERS

@@ -26,6 +26,8 @@ class World:
     k_pages: np.ndarray  # [P, K, S, D]
     v_pages: np.ndarray
     page_table: np.ndarray  # int32[rows, M]
+    k_scales: np.ndarray | None  # float32[P, K, S] of int8 pages
+    v_scales: np.ndarray | None
 
     @property
     def head_dim(self) -> int:
@@ -34,12 +36,23 @@ class World:
     def queries(self, rng: np.random.Generator, number: int) -> np.ndarray:
         return rng.normal(size=(number, self.q_heads, self.head_dim)).astype(np.float32)
 
-    def expected(self, q: np.ndarray, row: int, position: int) -> np.ndarray:
-        """float64[H, D]: softmax over the tokens 0..position of a row."""
-        keys, values = (x[row][: position + 1].astype(np.float64) for x in (self.keys, self.values))
+    def expected(
+        self,
+        q: np.ndarray,
+        row: int,
+        position: int,
+        *,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> np.ndarray:
+        """float64[H, D]: softmax over the tokens 0..position of a row, or the window's last."""
+        seen = slice(0 if window is None else max(0, position + 1 - window), position + 1)
+        keys, values = (x[row][seen].astype(np.float64) for x in (self.keys, self.values))
         shared = self.q_heads // keys.shape[1]
         keys, values = np.repeat(keys, shared, axis=1), np.repeat(values, shared, axis=1)
         scores = np.einsum("hd,uhd->hu", q.astype(np.float64), keys) * self.head_dim**-0.5
+        if soft_cap is not None:
+            scores = soft_cap * np.tanh(scores / soft_cap)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         return np.einsum("hu,uhd->hd", weights, values)
@@ -55,6 +68,7 @@ def make_world(
 ) -> World:
     """Rows on pages in random order; table entries past a row's last page point anywhere.
 
+    int8 pages get a scale per token and head.
     Sizes are rounded up, so that few shapes are compiled. The content does not depend on page_size.
     """
     q_heads, kv_heads, head_dim = heads
@@ -63,20 +77,30 @@ def make_world(
     num_pages, width = _above(sum(counts), 64), _above(max(counts), 8)
     order = rng.permutation(num_pages)
     shape = (num_pages, kv_heads, page_size, head_dim)
-    k_pages, v_pages = np.full(shape, np.nan, dtype), np.full(shape, np.nan, dtype)
+    is_int8 = dtype == np.int8
+    unused = 127 if is_int8 else np.nan
+    k_pages, v_pages = np.full(shape, unused, dtype), np.full(shape, unused, dtype)
+    k_scales, v_scales = (np.full(shape[:3], np.nan, np.float32) for _ in range(2))
     table = rng.integers(0, num_pages, (len(lengths), width)).astype(np.int32)
     keys: list[np.ndarray] = []
     values: list[np.ndarray] = []
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         own, order = order[:count], order[count:]
         table[row, :count] = own
-        k, v = contents.normal(size=(2, length, kv_heads, head_dim)).astype(dtype)
+        kv = contents.normal(size=(2, length, kv_heads, head_dim))
+        scales = (abs(kv).max(axis=-1) / 127 if is_int8 else np.ones(kv.shape[:3])).astype(
+            np.float32
+        )
+        k, v = (np.round(kv / scales[..., None]) if is_int8 else kv).astype(dtype)
         place = np.arange(length)
-        k_pages[own[place // page_size], :, place % page_size] = k
-        v_pages[own[place // page_size], :, place % page_size] = v
-        keys.append(k.astype(np.float32))
-        values.append(v.astype(np.float32))
-    return World(q_heads, keys, values, k_pages, v_pages, table)
+        at = own[place // page_size], slice(None), place % page_size
+        k_pages[at], v_pages[at] = k, v
+        k_scales[at], v_scales[at] = scales
+        keys.append(k.astype(np.float32) * scales[0, ..., None])
+        values.append(v.astype(np.float32) * scales[1, ..., None])
+    if not is_int8:
+        return World(q_heads, keys, values, k_pages, v_pages, table, None, None)
+    return World(q_heads, keys, values, k_pages, v_pages, table, k_scales, v_scales)
 
 
 def _above(number: int, step: int) -> int:

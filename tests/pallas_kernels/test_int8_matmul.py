@@ -65,6 +65,12 @@ def test_the_reference_is_right(dtype: Any, group_size: int):
     assert run(x, q, scale, out_dtype=jnp.bfloat16).dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("group_size", [32, 320])
+def test_rows_of_the_reference_are_independent(group_size: int):
+    x, (q, scale) = numbers(jnp.bfloat16, NUM_ROWS, 320), weight(70, 320, group_size)
+    assert_rows_are_independent(partial(run, q=q, scale=scale), x, (8, 64))
+
+
 def test_a_backend_that_is_not_exact_is_right_too():
     x, (q, scale) = numbers(jnp.bfloat16, 8, 1536), weight(64, 1536, 128)
     out = run(x, q, scale, backend=Backend("interpret", "sm_90", is_exact=False))

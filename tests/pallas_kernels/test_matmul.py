@@ -12,7 +12,15 @@ import pytest
 from jax import lax
 
 from pallas_kernels import split_product
-from pallas_kernels.backend import DENSE_TILES, Backend, Form, Gpu
+from pallas_kernels.backend import (
+    DENSE_TILES,
+    INT4_TILES,
+    INT8_TILES,
+    Backend,
+    Form,
+    Gpu,
+    MatmulTiles,
+)
 from pallas_kernels.matmul import matmul
 from tests.pallas_kernels.product_rows import NUM_ROWS, assert_rows_are_independent, relative_error
 
@@ -58,6 +66,18 @@ def test_the_result_is_rounded_once_to_the_type_that_is_asked_for(form: Form):
     out = run(x, weight, out_dtype=jnp.bfloat16, backend=backend)
     assert out.dtype == jnp.bfloat16
     np.testing.assert_array_equal(out, wide.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("tiles", [DENSE_TILES, INT8_TILES, INT4_TILES])
+def test_exact_tiles_of_one_product_share_their_depth_and_instruction(
+    tiles: dict[Gpu, MatmulTiles],
+):
+    for gpu, choices in tiles.items():
+        assert len({tile.depth for tile in choices.exact}) == 1
+        if gpu == "sm_90":  # one 64-row instruction as wide as the tile per 4 warps
+            assert all(tile.rows == 16 * tile.num_warps for tile in choices.exact)
+            assert all(tile.rows >= 64 for tile in choices.exact)
+            assert len({tile.cols for tile in choices.exact}) == 1
 
 
 @pytest.mark.parametrize("gpu", ["sm_80", "sm_90"])

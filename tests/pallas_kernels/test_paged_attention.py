@@ -241,7 +241,6 @@ def zeros(*shape: int) -> np.ndarray:
             {"k_pages": zeros(3, 2, 24, 16), "v_pages": zeros(3, 2, 24, 16)},
             "page size must divide 128; got 24",
         ),
-        ({"backend": "pallas"}, "backend must be 'reference'; got 'pallas'"),
     ],
 )
 def test_decode_arguments_that_do_not_fit_are_refused(changes: dict[str, Any], message: str):
@@ -254,7 +253,11 @@ def test_decode_arguments_that_do_not_fit_are_refused(changes: dict[str, Any], m
     [
         ({"q": zeros(16, 3, 16)}, "H a multiple of 2"),
         ({"v_pages": zeros(4, 2, 16, 16)}, "one shape"),
-        ({"backend": "fast"}, "got 'fast'"),
+        (
+            {"positions": np.zeros(8, np.int32)},
+            r"positions must be int32 \(16,\); got int32 \(8,\)",
+        ),
+        ({"rows": np.zeros(16, np.int64)}, r"rows must be int32 \(16,\); got int64 \(16,\)"),
         ({"narrow": 7}, "multiple of 8 narrow and 4 wide ones; got 7 and 4"),
         ({"wide": 6}, "multiple of 8 narrow and 4 wide ones; got 8 and 6"),
     ],
@@ -268,4 +271,4 @@ def test_prefill_arguments_that_do_not_fit_are_refused(changes: dict[str, Any], 
     token_axis: Any = np.zeros(16, np.int32)
     arguments = decode_arguments(q=zeros(16, 4, 16), positions=token_axis) | changes
     with pytest.raises(ValueError, match=message):
-        ragged_paged_attention(**arguments, rows=token_axis, blocks=blocks)
+        ragged_paged_attention(**{"rows": token_axis, "blocks": blocks} | arguments)

@@ -88,6 +88,11 @@ def test_loads_are_counted_by_their_width_in_bytes():
     assert read_kernels(LOG, LISTING)["matmul"].loads() == {16: 3, 8: 1, 4: 1, 1: 1}
 
 
+def test_streams_are_the_loads_that_go_to_shared_memory():
+    assert read_kernels(LOG, LISTING)["matmul"].streams() == {16: 1}
+    assert kernel(LDG_E_128=4, LDGSTS_E=2, LDGSTS_E_64=3, LDGDEPBAR=9).streams() == {4: 2, 8: 3}
+
+
 def test_a_cache_hint_is_not_a_width():
     assert kernel(LDG_E_LTC128B=3, LDGSTS_E_BYPASS_LTC128B_128=1).loads() == {4: 3, 16: 1}
 

@@ -66,6 +66,7 @@ def test_no_line_is_wider_than_a_hundred_columns():
 
 def test_memory_is_a_line_per_card_and_format():
     room = Room("24 GB", "int4", 5 * GIB, GIB // 2, 16 * GIB, 131072, 250000)
-    title, _, line = memory_rows([room])
+    title, _, line = memory_rows([room], 32)
+    assert "32 layers" in title
     assert "0.9" in title
     assert line.split() == ["24", "GB", "int4", "5.00", "0.50", "16.00", "131,072", "250,000"]
