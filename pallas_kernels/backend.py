@@ -96,7 +96,8 @@ class MatmulTiles:
 
     Tiles of an exact product agree in depth and in the tensor core instruction, which on Hopper
     follows from rows (64 per group of 4 warps) and cols: a row's sum then runs in one order,
-    whichever is taken.
+    whichever is taken. Ampere has one instruction; which elements of K it takes together follows
+    from the type that a weight is stored in.
     """
 
     exact: tuple[MatmulTile, ...]
@@ -125,7 +126,7 @@ DENSE_TILES: dict[Gpu, MatmulTiles] = {
 INT8_TILES: dict[Gpu, MatmulTiles] = {  # depth: of scales per channel; otherwise a group's
     "sm_80": MatmulTiles((_FEW, MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3))),
     "sm_90": MatmulTiles(
-        (MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3)), few=(_FEW,)
+        (MatmulTile(64, 64, 128, 4, 4), MatmulTile(128, 64, 128, 8, 3)), few=(_FEW,)
     ),
 }
 INT4_TILES: dict[Gpu, MatmulTiles] = {
