@@ -203,3 +203,9 @@ def test_a_pattern_that_is_none_ends_the_program(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         main(["--cases", "("])
     assert "expected a regular expression" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("flags", [["--check"], ["--repeat", "2"]])
+def test_all_is_good_and_timed_on_a_gpu(flags: list[str]):
+    assert main(["--small", *flags]) == 0
