@@ -142,13 +142,13 @@ MATMUL_BLOCKS: dict[Gpu, int] = {"sm_80": 216, "sm_90": 264}  # that keep the GP
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """Of kernels that take a whole row, or a token's heads, in one program. Neither figure follows
+    """Of kernels that take a whole row, or all heads of a token, in one program. No figure follows
     the number of rows: a row's sums have one layout.
     """
 
     per_thread: int  # elements, until a program has max_warps
     max_warps: int
-    block: int  # most elements of one sum
+    most: int  # elements of one program
 
     def warps(self, elements: int) -> int:
         """For a power of two of elements."""
@@ -156,8 +156,12 @@ class RowTiles:
 
 
 ROW_TILES: dict[Gpu, RowTiles] = {
-    "sm_80": RowTiles(per_thread=16, max_warps=16, block=16384),
-    "sm_90": RowTiles(per_thread=16, max_warps=16, block=16384),
+    "sm_80": RowTiles(per_thread=16, max_warps=16, most=16384),
+    "sm_90": RowTiles(per_thread=16, max_warps=16, most=16384),
+}
+TOKEN_TILES: dict[Gpu, RowTiles] = {
+    "sm_80": RowTiles(per_thread=8, max_warps=16, most=16384),
+    "sm_90": RowTiles(per_thread=8, max_warps=16, most=16384),
 }
 
 
