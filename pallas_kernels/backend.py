@@ -96,7 +96,8 @@ class MatmulTiles:
 
     Tiles of an exact product agree in depth and in the tensor core instruction, which on Hopper
     follows from rows (64 per group of 4 warps) and cols: a row's sum then runs in one order,
-    whichever is taken.
+    whichever is taken. Ampere has one instruction; which elements of K it takes together follows
+    from the type that a weight is stored in.
     """
 
     exact: tuple[MatmulTile, ...]
@@ -125,7 +126,7 @@ DENSE_TILES: dict[Gpu, MatmulTiles] = {
 INT8_TILES: dict[Gpu, MatmulTiles] = {  # depth: of scales per channel; otherwise a group's
     "sm_80": MatmulTiles((_FEW, MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3))),
     "sm_90": MatmulTiles(
-        (MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3)), few=(_FEW,)
+        (MatmulTile(64, 64, 128, 4, 4), MatmulTile(128, 64, 128, 8, 3)), few=(_FEW,)
     ),
 }
 INT4_TILES: dict[Gpu, MatmulTiles] = {
@@ -141,13 +142,13 @@ MATMUL_BLOCKS: dict[Gpu, int] = {"sm_80": 216, "sm_90": 264}  # that keep the GP
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """Of kernels that take a whole row, or a token's heads, in one program. Neither figure follows
+    """Of kernels that take a whole row, or all heads of a token, in one program. No figure follows
     the number of rows: a row's sums have one layout.
     """
 
     per_thread: int  # elements, until a program has max_warps
     max_warps: int
-    block: int  # most elements of one sum
+    most: int  # elements of one program
 
     def warps(self, elements: int) -> int:
         """For a power of two of elements."""
@@ -155,8 +156,12 @@ class RowTiles:
 
 
 ROW_TILES: dict[Gpu, RowTiles] = {
-    "sm_80": RowTiles(per_thread=16, max_warps=16, block=16384),
-    "sm_90": RowTiles(per_thread=16, max_warps=16, block=16384),
+    "sm_80": RowTiles(per_thread=16, max_warps=16, most=16384),
+    "sm_90": RowTiles(per_thread=16, max_warps=16, most=16384),
+}
+TOKEN_TILES: dict[Gpu, RowTiles] = {
+    "sm_80": RowTiles(per_thread=8, max_warps=16, most=16384),
+    "sm_90": RowTiles(per_thread=8, max_warps=16, most=16384),
 }
 
 

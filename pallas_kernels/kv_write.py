@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.addressing import check_addressable
-from pallas_kernels.backend import REFERENCE, ROW_TILES, Backend
+from pallas_kernels.backend import REFERENCE, TOKEN_TILES, Backend
 
 LEVELS = 127  # on each side of 0
 LEAST_SCALE = 2.0**-100  # smaller ones are 0: far from what a device may flush to 0
@@ -144,12 +144,13 @@ def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     is_plain = (scale > 0) & (scale < jnp.inf)
     divisor = jnp.where(is_plain, scale, 1.0)
     wide = jnp.where(is_plain, wide, 0.0)
-    guess = jnp.floor(wide / divisor + 0.5)  # at most 1 away from q
-    is_odd = (guess.astype(jnp.int32) & 1) == 1
+    guess = jnp.floor(wide * (1 / divisor) + 0.5)  # at most 1 away from q
+    number = guess.astype(jnp.int32)
+    is_odd = (number & 1) == 1
     above, below = (guess + 0.5) * divisor, (guess - 0.5) * divisor
     up = (wide > above) | ((wide == above) & is_odd)
     down = (wide < below) | ((wide == below) & is_odd)
-    q = guess + up.astype(jnp.float32) - down.astype(jnp.float32)
+    q = number + up.astype(jnp.int32) - down.astype(jnp.int32)
     return q.astype(jnp.int8), scale
 
 
@@ -216,15 +217,19 @@ def _call(
     name: str,
 ) -> list[jax.Array]:
     num_tokens, heads, head_dim = arguments[0].shape
+    tiles = TOKEN_TILES[backend.gpu]
     lanes = pl.next_power_of_2(heads) * pl.next_power_of_2(head_dim)
+    if lanes > tiles.most:
+        raise ValueError(
+            f"k must have at most {tiles.most} elements per token, both K and D rounded up to "
+            f"powers of two; got {arguments[0].shape}"
+        )
     return pl.pallas_call(
         kernel,
         grid=(num_tokens,),
         out_shape=[jax.ShapeDtypeStruct(arguments[i].shape, arguments[i].dtype) for i in pools],
         input_output_aliases={argument: out for out, argument in enumerate(pools)},
-        compiler_params=plt.CompilerParams(
-            num_warps=ROW_TILES[backend.gpu].warps(lanes), num_stages=1
-        ),
+        compiler_params=plt.CompilerParams(num_warps=tiles.warps(lanes), num_stages=1),
         interpret=backend.form == "interpret",
         name=name,
     )(*arguments)

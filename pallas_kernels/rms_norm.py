@@ -85,6 +85,6 @@ def _check(x: jax.Array, weight: jax.Array, backend: Backend) -> None:
         raise ValueError(
             f"weight must be float[{x.shape[1]}]; got {weight.dtype}{list(weight.shape)}"
         )
-    most = ROW_TILES[backend.gpu].block
+    most = ROW_TILES[backend.gpu].most
     if backend.form != "reference" and not 0 < x.shape[1] <= most:
         raise ValueError(f"x must have rows of 1 to {most} elements; got {x.shape}")

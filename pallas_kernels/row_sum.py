@@ -66,7 +66,7 @@ def _block_sums(x: jax.Array, backend: Backend) -> jax.Array:
     """float32[R, D] -> float32[R, B]: of each block of the row, the last one filled up with 0."""
     rows, width = x.shape
     tiles = ROW_TILES[backend.gpu]
-    block = min(tiles.block, pl.next_power_of_2(width))
+    block = min(tiles.most, pl.next_power_of_2(width))
 
     def kernel(x_ref: Any, out_ref: Any) -> None:
         row, number = pl.program_id(0), pl.program_id(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from bench.kernels.case import Case, Check, Operands, kernel_forms
 from bench.kernels.costs import kv_write_cost
 from bench.kernels.random_arrays import normal, shuffled
 from bench.kernels.sizes import Sizes
-from pallas_kernels.backend import Backend
+from pallas_kernels.backend import REFERENCE, Backend
 from pallas_kernels.kv_write import write_kv, write_quantized_kv
 
 
@@ -31,35 +31,42 @@ def cases(sizes: Sizes) -> Iterator[Case]:
 
 def checks(sizes: Sizes, backend: Backend) -> Iterator[Check]:
     """The rows are what reading the tokens back gives; int8 ones times their scales."""
-    most = sizes.checked[-1]
     for is_int8, run in ((False, _write), (True, _write_int8)):
-        pools, (k, v, page, slot) = _operands(sizes, most, is_int8, 0)
-        write = jax.jit(partial(run, backend=backend))
-
-        def rows(
-            number: int,
-            write: Any = write,
-            pools: Any = pools,
-            new: Any = (k, v, page, slot),
-        ) -> np.ndarray:
-            written = write(*pools, *(x[:number] for x in new))
-            page, slot = (np.asarray(index)[:number] for index in new[2:])
-            read = [np.asarray(pool)[page, :, slot] for pool in written]
-            if len(read) == 4:
-                read = [q.astype(np.float32) * scale for q, scale in _with_scales(read)]
-            return np.stack(read, axis=1)
-
+        operands = _operands(sizes, sizes.checked[-1], is_int8, 0)
+        rows = partial(_read_back, jax.jit(partial(run, backend=backend)), operands)
         yield Check(
             f"kv_write {'int8' if is_int8 else 'bf16'}",
             rows,
-            lambda k=k, v=v: np.stack([np.asarray(x, np.float64) for x in (k, v)], axis=1),
+            partial(_new_tokens, operands),
             bound=0.5 / 127 * 1.01 if is_int8 else 0.0,
         )
+    plain = jax.jit(partial(_write_int8, backend=REFERENCE))
+    yield Check(
+        "kv_write int8, as in jnp",
+        rows,
+        lambda: _read_back(plain, operands, sizes.checked[-1]).astype(np.float64),
+        bound=0.0,
+    )
 
 
-def _with_scales(read: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
-    keys, values, key_scales, value_scales = read
-    return [(keys, key_scales[..., None]), (values, value_scales[..., None])]
+def _new_tokens(operands: Operands) -> np.ndarray:
+    k, v = operands.read[:2]
+    return np.stack([np.asarray(x, np.float64) for x in (k, v)], axis=1)
+
+
+def _read_back(write: Callable[..., Any], operands: Operands, number: int) -> np.ndarray:
+    """[number, 2, K, D]: keys and values of the first tokens after writing only these."""
+    new = [x[:number] for x in operands.read]
+    page, slot = (np.asarray(index) for index in new[2:])
+    keys, values, *scales = (
+        np.asarray(pool)[page, :, slot] for pool in write(*operands.written, *new)
+    )
+    if scales:
+        keys, values = (
+            q.astype(np.float32) * scale[..., None]
+            for q, scale in zip((keys, values), scales, strict=True)
+        )
+    return np.stack([keys, values], axis=1)
 
 
 def _operands(sizes: Sizes, tokens: int, is_int8: bool, number: int) -> Operands:

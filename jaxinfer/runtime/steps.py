@@ -70,6 +70,7 @@ class Steps:
         self.begin = jax.jit(self._begin)
         self.layer = jax.jit(self._layer, donate_argnames=("pages", "x"))
         self.end = jax.jit(self._end)
+        self._traced_once = jax.jit(self._layer)  # in a fused step, where XLA unrolls the calls
         self.fused = jax.jit(self._fused, donate_argnames="pages")
         self.sample = {
             variant: jax.jit(partial(self._sample, variant=variant))
@@ -116,7 +117,7 @@ class Steps:
         x, rope = self._begin(params, newest, batch)
         new_pages = []
         for layer, layer_pages in zip(params["layers"], pages, strict=True):
-            x, layer_pages = self._layer(layer, layer_pages, x, rope, batch)
+            x, layer_pages = self._traced_once(layer, layer_pages, x, rope, batch)
             new_pages.append(layer_pages)
         return new_pages, self._end(params, x, batch)
 

@@ -158,9 +158,18 @@ def test_checks_run_on_a_cpu(capsys: pytest.CaptureFixture[str]):
     flags = ["--check", "--small", "--backend", "interpret", "--cases", "rms_norm|kv_write int8"]
     assert main([*flags, "--format", "json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["check"] for line in lines] == ["rms_norm", "kv_write int8"]
+    assert [line["check"] for line in lines] == [
+        "rms_norm",
+        "kv_write int8",
+        "kv_write int8, as in jnp",
+    ]
     assert all(line["is_good"] and line["differing"] == [] for line in lines)
-    assert all(0 < line["relative_error"] <= line["bound"] for line in lines)
+    assert all(0 < line["relative_error"] <= line["bound"] for line in lines[:2])
+
+
+@pytest.mark.slow
+def test_all_checks_are_good_on_a_cpu():
+    assert main(["--check", "--small", "--backend", "interpret"]) == 0
 
 
 def test_a_form_that_fails_is_shown_as_failed(
@@ -194,3 +203,9 @@ def test_a_pattern_that_is_none_ends_the_program(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         main(["--cases", "("])
     assert "expected a regular expression" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("flags", [["--check"], ["--repeat", "2"]])
+def test_all_is_good_and_timed_on_a_gpu(flags: list[str]):
+    assert main(["--small", *flags]) == 0

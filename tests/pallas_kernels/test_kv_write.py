@@ -190,6 +190,14 @@ def test_an_int8_pool_of_three_gib_is_refused():
         write_quantized_kv(**given)
 
 
+def test_more_heads_than_a_program_takes_are_refused():
+    pages: Any = jax.ShapeDtypeStruct((P, 65, S, 256), jnp.bfloat16)
+    k: Any = jax.ShapeDtypeStruct((4, 65, 256), jnp.bfloat16)
+    index = arguments()["page"]
+    with pytest.raises(ValueError, match=r"k must have at most 16384 elements per token.*got \(4,"):
+        write_kv(k, k, pages, pages, index, index, backend=INTERPRET)
+
+
 def test_float_pools_are_not_for_int8():
     given = arguments()
     del given["k_scales"], given["v_scales"]

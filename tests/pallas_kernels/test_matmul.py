@@ -45,7 +45,7 @@ def expected(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     [
         ("sm_90", jnp.bfloat16, 192, 1536, (1, 8, 16, 24, 64)),
         ("sm_90", jnp.bfloat16, 100, 84, (8,)),
-        ("sm_80", jnp.bfloat16, 192, 576, (8, 64)),
+        ("sm_80", jnp.bfloat16, 192, 576, (8,)),
         ("sm_80", jnp.float32, 33, 600, (8,)),
     ],
 )
