@@ -269,6 +269,7 @@ def test_prefill_arguments_that_do_not_fit_are_refused(changes: dict[str, Any], 
         narrow=np.full(narrow, 16, np.int32), wide=np.full((wide, 4), 16, np.int32)
     )
     token_axis: Any = np.zeros(16, np.int32)
-    arguments = decode_arguments(q=zeros(16, 4, 16), positions=token_axis) | changes
+    packed: dict[str, Any] = {"positions": token_axis, "rows": token_axis, "blocks": blocks}
+    arguments = decode_arguments(q=zeros(16, 4, 16)) | packed | changes
     with pytest.raises(ValueError, match=message):
-        ragged_paged_attention(**{"rows": token_axis, "blocks": blocks} | arguments)
+        ragged_paged_attention(**arguments)
