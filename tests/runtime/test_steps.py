@@ -16,6 +16,7 @@ from jaxinfer.runtime.kv_cache import KVPages, make_pages, page_bytes, page_shap
 from jaxinfer.runtime.program_list import ProgramList
 from jaxinfer.runtime.steps import DecodeArrays, PrefillArrays, Steps, without_layers
 from jaxinfer.scheduling.buckets import Buckets
+from pallas_kernels.backend import REFERENCE
 from pallas_kernels.query_blocks import QueryBlocks
 from tests.models.tiny_decoder import QWEN2, TinyDecoder, load_tiny
 
@@ -33,7 +34,7 @@ class Machine:
         self.tiny, self.is_fused = tiny, is_fused
         program_list = ProgramList(
             decoder,
-            Steps(decoder, max_rows=BUCKETS.max_rows, backend="reference"),
+            Steps(decoder, max_rows=BUCKETS.max_rows, backend=REFERENCE),
             BUCKETS,
             num_pages=NUM_PAGES,
             page_size=PAGE_SIZE,
