@@ -28,6 +28,7 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.attention_arguments import KVPages, Scoring
 from pallas_kernels.attention_segments import segment_of, segment_start
+from pallas_kernels.backend import AttentionTiles
 
 MASKED = -1e30  # score of a token that is not seen
 LOWEST_TOP = -1e29  # where a maximum begins: exp2(MASKED - LOWEST_TOP) is 0
@@ -40,8 +41,7 @@ class TileShape:
     """What is known while a kernel is traced."""
 
     scoring: Scoring
-    tile: int  # tokens of a KV tile, a power of two
-    least_rows: int  # of a program's product, a power of two
+    tiles: AttentionTiles
     page_size: int
     head_dim: int
     num_ranges: int | None  # None: segments at absolute positions; else ranges of equal length
@@ -104,7 +104,7 @@ class Ranges:
 
 def kv_ranges(shape: TileShape, first: jax.Array, last: jax.Array) -> Ranges:
     """What queries at positions first..last see, cut as `shape` says."""
-    window, tile = shape.scoring.window, shape.tile
+    window, tile = shape.scoring.window, shape.tiles.kv
     low = jnp.int32(0) if window is None else jnp.maximum(first - (window - 1), 0)
     low_tile, end_tile = lax.div(low, tile), lax.div(last + tile, tile)
     if shape.num_ranges is not None:
@@ -141,17 +141,19 @@ def attend_range(
 ) -> Partial:
     """Over the tokens start..end - 1, of which those past queries.last are not read."""
 
-    def visit(tile: jax.Array, partial: Partial) -> Partial:
-        return _attend_tile(shape, pages, queries, tile * shape.tile, partial)
+    tile = shape.tiles.kv
+
+    def visit(i: jax.Array, partial: Partial) -> Partial:
+        return _attend_tile(shape, pages, queries, i * tile, partial)
 
     begin = empty_partial(queries.q.shape[0], shape.width)
-    return lax.fori_loop(lax.div(start, shape.tile), lax.div(end, shape.tile), visit, begin)
+    return lax.fori_loop(lax.div(start, tile), lax.div(end, tile), visit, begin)
 
 
 def _attend_tile(
     shape: TileShape, pages: KVPages, queries: Queries, start: jax.Array, partial: Partial
 ) -> Partial:
-    tokens = start + lax.iota(jnp.int32, shape.tile)
+    tokens = start + lax.iota(jnp.int32, shape.tiles.kv)
     is_held = tokens <= queries.last
     table: Any = pages.page_table
     page_at = table.at[queries.row, tokens >> (shape.page_size.bit_length() - 1)]
@@ -177,7 +179,7 @@ def _attend_tile(
     shrink = _power_of_two(partial.top - top)[:, None]
     # Both sums are over the rounded weights: that one token alone has all the weight stays exact.
     weights = jnp.exp2(scores - top[:, None]).astype(queries.q.dtype)
-    ones = jnp.ones((shape.tile, LANES), queries.q.dtype)
+    ones = jnp.ones((shape.tiles.kv, LANES), queries.q.dtype)
     total = partial.total * shrink + _product(weights, ones)
     if pages.v_scales is not None:
         weights = scaled(pages.v_scales, weights.astype(jnp.float32)).astype(queries.q.dtype)

@@ -248,6 +248,9 @@ def test_decode_arguments_that_do_not_fit_are_refused(changes: dict[str, Any], m
         paged_attention(**decode_arguments(**changes))
 
 
+HALF_TYPED = blocks_of([], 16, 4)._replace(narrow=np.full(8, 16, np.int64))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -258,6 +261,7 @@ def test_decode_arguments_that_do_not_fit_are_refused(changes: dict[str, Any], m
             r"positions must be int32 \(16,\); got int32 \(8,\)",
         ),
         ({"rows": np.zeros(16, np.int64)}, r"rows must be int32 \(16,\); got int64 \(16,\)"),
+        ({"blocks": HALF_TYPED}, "blocks' narrow must be int32; got int64"),
         ({"narrow": 7}, "multiple of 8 narrow and 4 wide ones; got 7 and 4"),
         ({"wide": 6}, "multiple of 8 narrow and 4 wide ones; got 8 and 6"),
     ],
