@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
@@ -90,7 +89,7 @@ def paged_attention(
     check_decode_rows(q, page_table)
     check_attention(q, pages, positions, scoring)
     check_kernel(q, pages, scoring)
-    rows = jnp.asarray(np.arange(q.shape[0], dtype=np.int32))  # a constant: no kernel makes it
+    rows = jnp.arange(q.shape[0], dtype=jnp.int32)
     return attend_single(q, pages, SingleQueries(rows, rows, positions), scoring, backend, out=None)
 
 
