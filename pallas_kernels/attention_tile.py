@@ -164,13 +164,13 @@ def _attend_tile(
 
     def kv(ref: Any) -> jax.Array:
         at = ref.at[page[:, None], queries.head, slot[:, None], dim[None, :]]
-        return plt.load(at, mask=is_read, other=0).astype(queries.q.dtype)
+        return plt.load(at, mask=is_read, other=0)
 
     def scaled(scales: Any, x: jax.Array) -> jax.Array:
         at = scales.at[page, queries.head, slot]
         return x * plt.load(at, mask=is_held, other=0.0)[None, :]
 
-    scores = _product(queries.q, kv(pages.k_pages).T)
+    scores = _product(queries.q, kv(pages.k_pages).astype(queries.q.dtype).T)
     if pages.k_scales is not None:
         scores = scaled(pages.k_scales, scores)
     scores = _log2_scores(scores, shape.scoring)
@@ -183,7 +183,22 @@ def _attend_tile(
     total = partial.total * shrink + _product(weights, ones)
     if pages.v_scales is not None:
         weights = scaled(pages.v_scales, weights.astype(jnp.float32)).astype(queries.q.dtype)
-    return Partial(partial.acc * shrink + _product(weights, kv(pages.v_pages)), total, top)
+    values = kv(pages.v_pages)
+    if shape.tiles.is_paired and values.dtype == jnp.int8:
+        values = _paired(values, queries.q.dtype)
+    values = values.astype(queries.q.dtype)
+    return Partial(partial.acc * shrink + _product(weights, values), total, top)
+
+
+def _paired(tile: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """The tile [tokens, width] in `dtype`, by way of pairs.
+
+    Else Triton fetches int8 from shared memory in the order of the product's operand, byte by byte,
+    before it converts.
+    """
+    tokens, width = tile.shape
+    pairs = jnp.unstack(tile.reshape(tokens, width // 2, 2), axis=-1)
+    return jnp.stack([x.astype(dtype) for x in pairs], axis=-1).reshape(tokens, width)
 
 
 def _log2_scores(products: jax.Array, scoring: Scoring) -> jax.Array:
