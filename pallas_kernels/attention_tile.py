@@ -28,6 +28,7 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.attention_arguments import KVPages, Scoring
 from pallas_kernels.attention_segments import segment_of, segment_start
+from pallas_kernels.backend import AttentionTiles
 
 MASKED = -1e30  # score of a token that is not seen
 LOWEST_TOP = -1e29  # where a maximum begins: exp2(MASKED - LOWEST_TOP) is 0
@@ -40,8 +41,7 @@ class TileShape:
     """What is known while a kernel is traced."""
 
     scoring: Scoring
-    tile: int  # tokens of a KV tile, a power of two
-    least_rows: int  # of a program's product, a power of two
+    tiles: AttentionTiles
     page_size: int
     head_dim: int
     num_ranges: int | None  # None: segments at absolute positions; else ranges of equal length
@@ -104,7 +104,7 @@ class Ranges:
 
 def kv_ranges(shape: TileShape, first: jax.Array, last: jax.Array) -> Ranges:
     """What queries at positions first..last see, cut as `shape` says."""
-    window, tile = shape.scoring.window, shape.tile
+    window, tile = shape.scoring.window, shape.tiles.kv
     low = jnp.int32(0) if window is None else jnp.maximum(first - (window - 1), 0)
     low_tile, end_tile = lax.div(low, tile), lax.div(last + tile, tile)
     if shape.num_ranges is not None:
@@ -141,17 +141,19 @@ def attend_range(
 ) -> Partial:
     """Over the tokens start..end - 1, of which those past queries.last are not read."""
 
-    def visit(tile: jax.Array, partial: Partial) -> Partial:
-        return _attend_tile(shape, pages, queries, tile * shape.tile, partial)
+    tile = shape.tiles.kv
+
+    def visit(i: jax.Array, partial: Partial) -> Partial:
+        return _attend_tile(shape, pages, queries, i * tile, partial)
 
     begin = empty_partial(queries.q.shape[0], shape.width)
-    return lax.fori_loop(lax.div(start, shape.tile), lax.div(end, shape.tile), visit, begin)
+    return lax.fori_loop(lax.div(start, tile), lax.div(end, tile), visit, begin)
 
 
 def _attend_tile(
     shape: TileShape, pages: KVPages, queries: Queries, start: jax.Array, partial: Partial
 ) -> Partial:
-    tokens = start + lax.iota(jnp.int32, shape.tile)
+    tokens = start + lax.iota(jnp.int32, shape.tiles.kv)
     is_held = tokens <= queries.last
     table: Any = pages.page_table
     page_at = table.at[queries.row, tokens >> (shape.page_size.bit_length() - 1)]
@@ -162,13 +164,13 @@ def _attend_tile(
 
     def kv(ref: Any) -> jax.Array:
         at = ref.at[page[:, None], queries.head, slot[:, None], dim[None, :]]
-        return plt.load(at, mask=is_read, other=0).astype(queries.q.dtype)
+        return plt.load(at, mask=is_read, other=0)
 
     def scaled(scales: Any, x: jax.Array) -> jax.Array:
         at = scales.at[page, queries.head, slot]
         return x * plt.load(at, mask=is_held, other=0.0)[None, :]
 
-    scores = _product(queries.q, kv(pages.k_pages).T)
+    scores = _product(queries.q, kv(pages.k_pages).astype(queries.q.dtype).T)
     if pages.k_scales is not None:
         scores = scaled(pages.k_scales, scores)
     scores = _log2_scores(scores, shape.scoring)
@@ -177,11 +179,26 @@ def _attend_tile(
     shrink = _power_of_two(partial.top - top)[:, None]
     # Both sums are over the rounded weights: that one token alone has all the weight stays exact.
     weights = jnp.exp2(scores - top[:, None]).astype(queries.q.dtype)
-    ones = jnp.ones((shape.tile, LANES), queries.q.dtype)
+    ones = jnp.ones((shape.tiles.kv, LANES), queries.q.dtype)
     total = partial.total * shrink + _product(weights, ones)
     if pages.v_scales is not None:
         weights = scaled(pages.v_scales, weights.astype(jnp.float32)).astype(queries.q.dtype)
-    return Partial(partial.acc * shrink + _product(weights, kv(pages.v_pages)), total, top)
+    values = kv(pages.v_pages)
+    if shape.tiles.is_paired and values.dtype == jnp.int8:
+        values = _paired(values, queries.q.dtype)
+    values = values.astype(queries.q.dtype)
+    return Partial(partial.acc * shrink + _product(weights, values), total, top)
+
+
+def _paired(tile: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """The tile [tokens, width] in `dtype`, by way of pairs.
+
+    Else Triton fetches int8 from shared memory in the order of the product's operand, byte by byte,
+    before it converts.
+    """
+    tokens, width = tile.shape
+    pairs = jnp.unstack(tile.reshape(tokens, width // 2, 2), axis=-1)
+    return jnp.stack([x.astype(dtype) for x in pairs], axis=-1).reshape(tokens, width)
 
 
 def _log2_scores(products: jax.Array, scoring: Scoring) -> jax.Array:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
@@ -38,7 +37,7 @@ from pallas_kernels.attention_tile import (
     kv_ranges,
     result,
 )
-from pallas_kernels.backend import REFERENCE, AttentionTiles, Backend, attention_tiles
+from pallas_kernels.backend import REFERENCE, Backend, attention_tiles
 
 BATCH = 8  # partial results that are loaded together
 
@@ -90,7 +89,7 @@ def paged_attention(
     check_decode_rows(q, page_table)
     check_attention(q, pages, positions, scoring)
     check_kernel(q, pages, scoring)
-    rows = jnp.asarray(np.arange(q.shape[0], dtype=np.int32))  # a constant: no kernel makes it
+    rows = jnp.arange(q.shape[0], dtype=jnp.int32)
     return attend_single(q, pages, SingleQueries(rows, rows, positions), scoring, backend, out=None)
 
 
@@ -122,17 +121,14 @@ def attend_single(
     most = most_segments(num_tokens, scoring.window)
     splits = max(1, min(most, tiles.decode_programs // num_programs))
     shape = TileShape(
-        scoring,
-        tiles.kv,
-        tiles.decode_rows,
-        page_size,
-        head_dim,
-        num_ranges=None if backend.is_exact else splits,
+        scoring, tiles, page_size, head_dim, num_ranges=None if backend.is_exact else splits
     )
+    is_interpreted = backend.form == "interpret"
     if splits == 1:
-        return _whole(q, pages, queries, shape, tiles, backend, out)
-    partials = _split(q, pages, queries, shape, tiles, backend, splits, most)
-    return _folded(q, partials, queries, shape, backend, out)
+        return _whole(q, pages, queries, shape, out, is_interpreted)
+    num_ranges = shape.num_ranges or most
+    partials = _split(q, pages, queries, shape, (splits, num_ranges), is_interpreted)
+    return _folded(q, partials, queries, shape, out, is_interpreted)
 
 
 def _whole(
@@ -140,9 +136,8 @@ def _whole(
     pages: KVPages,
     queries: SingleQueries,
     shape: TileShape,
-    tiles: AttentionTiles,
-    backend: Backend,
     out: jax.Array | None,
+    is_interpreted: bool,
 ) -> jax.Array:
     """One program computes all of a query's output for one KV head."""
     inputs = (q, pages, queries) if out is None else (q, pages, queries, out)
@@ -152,10 +147,15 @@ def _whole(
         grid=(pages.k_pages.shape[1], len(queries.tokens)),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         input_output_aliases={} if out is None else {last: 0},
-        compiler_params=plt.CompilerParams(num_warps=tiles.decode_warps, num_stages=tiles.stages),
-        interpret=backend.form == "interpret",
+        compiler_params=_decode_params(shape),
+        interpret=is_interpreted,
         name="paged_attention",
     )(*inputs)
+
+
+def _decode_params(shape: TileShape) -> plt.CompilerParams:
+    tiles = shape.tiles
+    return plt.CompilerParams(num_warps=tiles.decode_warps, num_stages=tiles.stages)
 
 
 def _whole_kernel(shape: TileShape, q: Any, pages: KVPages, queries: Any, *outs: Any) -> None:
@@ -187,7 +187,7 @@ def _heads(
 ) -> tuple[jax.Array, jax.Array]:
     """The query heads of a KV head, and which rows of a product are theirs."""
     shared = q.shape[1] // pages.k_pages.shape[1]
-    place = lax.iota(jnp.int32, max(shape.least_rows, pl.next_power_of_2(shared)))
+    place = lax.iota(jnp.int32, max(shape.tiles.decode_rows, pl.next_power_of_2(shared)))
     return head * shared + place, place < shared
 
 
@@ -196,13 +196,16 @@ def _split(
     pages: KVPages,
     queries: SingleQueries,
     shape: TileShape,
-    tiles: AttentionTiles,
-    backend: Backend,
-    splits: int,
-    most: int,
+    counts: tuple[int, int],
+    is_interpreted: bool,
 ) -> Partial:
-    """The partial results of every query's ranges: [A, H, ranges, D], twice [A, H, ranges]."""
-    stats = (len(queries.tokens), q.shape[1], most if backend.is_exact else splits)
+    """The partial results of every query's ranges: [A, H, ranges, D], twice [A, H, ranges].
+
+    Args:
+        counts: programs for one query and KV head; most ranges that a query has.
+    """
+    splits, num_ranges = counts
+    stats = (len(queries.tokens), q.shape[1], num_ranges)
     out_shape = [
         jax.ShapeDtypeStruct(of, jnp.float32) for of in ((*stats, q.shape[2]), stats, stats)
     ]
@@ -210,8 +213,8 @@ def _split(
         partial(_split_kernel, shape, splits),
         grid=(pages.k_pages.shape[1], splits, len(queries.tokens)),
         out_shape=out_shape,
-        compiler_params=plt.CompilerParams(num_warps=tiles.decode_warps, num_stages=tiles.stages),
-        interpret=backend.form == "interpret",
+        compiler_params=_decode_params(shape),
+        interpret=is_interpreted,
         name="paged_attention_split",
     )(q, pages, queries)
     return Partial(*found)
@@ -246,8 +249,8 @@ def _folded(
     partials: Partial,
     queries: SingleQueries,
     shape: TileShape,
-    backend: Backend,
     out: jax.Array | None,
+    is_interpreted: bool,
 ) -> jax.Array:
     """Adds up every query's partial results and writes its output."""
     inputs = (partials, queries) if out is None else (partials, queries, out)
@@ -258,7 +261,7 @@ def _folded(
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         input_output_aliases={} if out is None else {last: 0},
         compiler_params=plt.CompilerParams(num_warps=1, num_stages=1),
-        interpret=backend.form == "interpret",
+        interpret=is_interpreted,
         name="paged_attention_fold",
     )(*inputs)
 

@@ -106,14 +106,9 @@ def _attend_wide(
     tiles = attention_tiles(backend, head_dim, q.dtype, pages.k_pages.dtype)
     shared = pl.next_power_of_2(q.shape[1] // num_kv)
     shape = TileShape(
-        scoring,
-        tiles.kv,
-        tiles.ragged_rows,
-        page_size,
-        head_dim,
-        num_ranges=None if backend.is_exact else 1,
+        scoring, tiles, page_size, head_dim, num_ranges=None if backend.is_exact else 1
     )
-    run = max(1, shape.least_rows // shared)
+    run = max(1, tiles.ragged_rows // shared)
     inputs = (q, pages, positions, rows, wide, out)
     return pl.pallas_call(
         partial(_wide_kernel, shape, run, shared),

@@ -113,7 +113,6 @@ CASES = [
 ]
 LENGTHS = [1, 40, 513, 700, 512, 127, 620, 129]
 CHUNKS: list[Chunk] = [(3, 660, 21), (4, 511, 1), (2, 505, 8), (1, 0, 40), (0, 0, 1), (6, 600, 1)]
-REFERENCE_FEATURES = [case for case in CASES if case.options or case.kv == INT8]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -127,17 +126,25 @@ def test_a_ragged_step_gives_float64s_numbers(case: Case):
     case.assert_right(world, q, rows, positions, out)
 
 
-@pytest.mark.parametrize("case", REFERENCE_FEATURES, ids=str)
+WINDOW = Case((6, 2, 16), FLOAT32, FLOAT32, options={"window": 70})
+ALL_OPTIONS = Case((2, 1, 16), FLOAT32, INT8, options={"soft_cap": 4.0, "window": 600})
+
+
+@pytest.mark.parametrize("case", [WINDOW, ALL_OPTIONS], ids=str)
 def test_the_reference_form_gives_float64s_numbers_with_every_option(case: Case):
     world = case.world(LENGTHS)
     q = case.queries(world, 80)
     positions, rows = tokens_of(CHUNKS, len(q))
-    case.assert_right(
-        world, q, rows, positions, case.prefilled(world, q, CHUNKS, REFERENCE, width=32)
-    )
+    out = case.prefilled(world, q, CHUNKS, REFERENCE, width=32)
+    case.assert_right(world, q, rows, positions, out)
+
+
+def test_the_reference_form_of_a_decode_step_has_the_same_options():
+    world = ALL_OPTIONS.world(LENGTHS)
+    q = ALL_OPTIONS.queries(world, 8)
     rows, last = np.arange(8), np.array([*LENGTHS[:7], 0], np.int32) - 1
-    out = case.decoded(world, q[:8], rows, last, REFERENCE)
-    case.assert_right(world, q[:8], rows, last, out)
+    out = ALL_OPTIONS.decoded(world, q, rows, last, REFERENCE)
+    ALL_OPTIONS.assert_right(world, q, rows, last, out)
 
 
 def test_without_exactness_the_numbers_are_as_right():
@@ -235,7 +242,7 @@ def chunks_around(position: int, before: int, length: int) -> list[Chunk]:
 def test_narrow_and_wide_blocks_give_the_bits_of_a_decode_step(
     subject: Subject, want: dict[int, bytes]
 ):
-    for i, position in enumerate(POSITIONS):
+    for i, position in enumerate(POSITIONS[::2]):
         before, length = ((0, 2), (3, 21), (39, 40))[i % 3]
         chunks = chunks_around(position, before, length)
         wide = subject.prefilled(chunks)
@@ -261,11 +268,29 @@ def test_every_kind_of_model_is_as_exact(case: Case):
     subject = Subject(case)
     bits = subject.decoded(POSITIONS, 32, seed=0)
     for num_rows in (8, 16, 64):
-        positions = POSITIONS[num_rows % 5 :: 4]
+        positions = POSITIONS[num_rows % 3 :: 3]
         assert_same(subject.decoded(positions, num_rows, seed=num_rows), bits)
     for i, position in enumerate(POSITIONS):
         before, length = ((0, 2), (3, 21), (39, 40))[i % 3]
         assert_same(subject.prefilled(chunks_around(position, before, length)), bits)
+
+
+@pytest.mark.slow
+def test_a_long_row_is_as_exact():
+    """Where segments have begun to grow: 16384 tokens and more."""
+    case = Case((2, 1, 16), page_size=128)
+    length = 18_000
+    world = case.world([length, 17])
+    own = case.queries(world, length)
+    chunks: list[Chunk] = [(0, 16_370, 20), (0, 17_400, 20), (1, 3, 1)]
+    positions, rows = tokens_of(chunks, 64)
+    q = own[np.maximum(positions, 0)]
+    wide = case.prefilled(world, q, chunks, EXACT)
+    case.assert_right(world, q, rows, positions, wide)
+    for start in range(0, 40, 8):
+        part = slice(start, start + 8)
+        narrow = case.decoded(world, q[part], rows[part], positions[part], EXACT)
+        assert narrow.tobytes() == wide[part].tobytes()
 
 
 def arguments(**changes: Any) -> dict[str, Any]:

@@ -248,6 +248,9 @@ def test_decode_arguments_that_do_not_fit_are_refused(changes: dict[str, Any], m
         paged_attention(**decode_arguments(**changes))
 
 
+HALF_TYPED = blocks_of([], 16, 4)._replace(narrow=np.full(8, 16, np.int64))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -258,6 +261,7 @@ def test_decode_arguments_that_do_not_fit_are_refused(changes: dict[str, Any], m
             r"positions must be int32 \(16,\); got int32 \(8,\)",
         ),
         ({"rows": np.zeros(16, np.int64)}, r"rows must be int32 \(16,\); got int64 \(16,\)"),
+        ({"blocks": HALF_TYPED}, "blocks' narrow must be int32; got int64"),
         ({"narrow": 7}, "multiple of 8 narrow and 4 wide ones; got 7 and 4"),
         ({"wide": 6}, "multiple of 8 narrow and 4 wide ones; got 8 and 6"),
     ],
@@ -269,6 +273,7 @@ def test_prefill_arguments_that_do_not_fit_are_refused(changes: dict[str, Any], 
         narrow=np.full(narrow, 16, np.int32), wide=np.full((wide, 4), 16, np.int32)
     )
     token_axis: Any = np.zeros(16, np.int32)
-    arguments = decode_arguments(q=zeros(16, 4, 16), positions=token_axis) | changes
+    packed: dict[str, Any] = {"positions": token_axis, "rows": token_axis, "blocks": blocks}
+    arguments = decode_arguments(q=zeros(16, 4, 16)) | packed | changes
     with pytest.raises(ValueError, match=message):
-        ragged_paged_attention(**{"rows": token_axis, "blocks": blocks} | arguments)
+        ragged_paged_attention(**arguments)
