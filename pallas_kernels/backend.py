@@ -88,3 +88,64 @@ TOKEN_TILES: dict[Gpu, RowTiles] = {
     "sm_80": RowTiles(per_thread=8, max_warps=16, most=16384),
     "sm_90": RowTiles(per_thread=8, max_warps=16, most=16384),
 }
+
+
+class MatmulTile:
+    """What one block of a product x [M, K] @ weight [N, K].T computes at a time."""
+
+    rows: int  # of M
+    cols: int  # of N
+    depth: int  # of K; a group of a scale, where that is shorter
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTiles:
+    """One kind of product on one GPU generation: tiles for few to many rows. The first that holds
+    all rows is taken, or else the last.
+
+    Tiles of an exact product agree in depth and in the tensor core instruction, which on Hopper
+    follows from rows (64 per group of 4 warps) and cols: a row's sum then runs in one order,
+    whichever is taken. Ampere has one instruction; which elements of K it takes together follows
+    from the type that a weight is stored in.
+    """
+
+    exact: tuple[MatmulTile, ...]
+    few: tuple[MatmulTile, ...] = ()  # before these, for a backend that is not exact
+    single: MatmulTile = MatmulTile(16, 32, 32, 4, 1)  # float32 operands
+
+    def choices(self, *, is_single: bool, is_exact: bool) -> tuple[MatmulTile, ...]:
+        """By rising number of rows."""
+        if is_single:
+            return (self.single,)
+        return self.exact if is_exact else (*self.few, *self.exact)
+
+
+_FEW = MatmulTile(16, 64, 128, 4, 4)
+
+DENSE_TILES: dict[Gpu, MatmulTiles] = {
+    "sm_80": MatmulTiles(
+        (
+            MatmulTile(16, 64, 64, 4, 4),
+            MatmulTile(64, 64, 64, 4, 3),
+            MatmulTile(128, 128, 64, 8, 3),
+        )
+    ),
+    "sm_90": MatmulTiles((MatmulTile(64, 128, 64, 4, 4), MatmulTile(128, 128, 64, 8, 4))),
+}
+INT8_TILES: dict[Gpu, MatmulTiles] = {  # depth: of scales per channel; otherwise a group's
+    "sm_80": MatmulTiles((_FEW, MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3))),
+    "sm_90": MatmulTiles(
+        (MatmulTile(64, 64, 128, 4, 4), MatmulTile(128, 64, 128, 8, 3)), few=(_FEW,)
+    ),
+}
+INT4_TILES: dict[Gpu, MatmulTiles] = {
+    "sm_80": MatmulTiles((_FEW, MatmulTile(32, 64, 128, 4, 3), MatmulTile(128, 64, 128, 8, 3))),
+    "sm_90": INT8_TILES["sm_90"],
+}
+W8A8_TILES: dict[Gpu, MatmulTiles] = {  # sums of integers are exact in any order
+    "sm_80": MatmulTiles((_FEW, MatmulTile(64, 64, 128, 4, 3), MatmulTile(128, 128, 128, 8, 3))),
+    "sm_90": MatmulTiles((_FEW, MatmulTile(64, 64, 128, 4, 4), MatmulTile(128, 128, 128, 8, 3))),
+}
+MATMUL_BLOCKS: dict[Gpu, int] = {"sm_80": 216, "sm_90": 264}  # that keep the GPU busy: 2 per SM

@@ -1,0 +1,105 @@
+"""x @ weight.T of float rows and an int8 weight with scales per group or per channel (W8A16).
+
+The weight goes to the tensor cores as the integers that it holds, which bfloat16 has exactly; the
+float32 sum of a group is what is scaled, not the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
+
+from pallas_kernels.addressing import check_addressable
+from pallas_kernels.backend import INT8_TILES, REFERENCE, Backend
+from pallas_kernels.split_product import (
+    Ref,
+    load_tile,
+    plan_product,
+    product,
+    scaled,
+    split_product,
+    sum_groups,
+)
+from pallas_kernels.weight_groups import group_size_of
+
+
+def int8_matmul(
+    x: jax.Array,
+    q: jax.Array,
+    scale: jax.Array,
+    *,
+    out_dtype: DTypeLike = jnp.float32,
+    backend: Backend = REFERENCE,
+) -> jax.Array:
+    """x @ (q * scale).T, summed in float32.
+
+    Args:
+        x: bfloat16 or float32 [M, K].
+        q: int8[N, K].
+        scale: float32[K/g, N], of groups of g = 32, 64 or 128 elements of K; one row: of channels.
+    Returns: out_dtype[M, N].
+    Raises: ValueError naming the argument whose shape or dtype does not fit.
+    """
+    group_size = _group_size(x, q, scale)
+    if backend.form == "reference":
+        return int8_matmul_reference(x, q, scale, out_dtype=out_dtype)
+    (num_rows, k), num_cols = x.shape, q.shape[0]
+    tiles = INT8_TILES[backend.gpu].choices(
+        is_single=x.dtype == jnp.float32, is_exact=backend.is_exact
+    )
+    is_per_channel = scale.shape[0] == 1
+    depth = tiles[0].depth if is_per_channel else group_size
+    plan = plan_product(tiles, (num_rows, num_cols), pl.cdiv(k, depth), depth, backend)
+    limit = k if k % depth else None
+
+    def partial(
+        refs: Sequence[Ref], rows: jax.Array, cols: jax.Array, first: jax.Array, end: jax.Array
+    ) -> jax.Array:
+        def part(number: jax.Array, total: jax.Array) -> jax.Array:
+            ks = number * depth + lax.iota(jnp.int32, depth)
+            x_tile = load_tile(refs[0], rows, ks, limit)
+            return total + product(x_tile, load_tile(refs[1], cols, ks, limit).astype(x.dtype))
+
+        start = jnp.zeros((rows.size, cols.size), jnp.float32)
+        if is_per_channel:
+            return lax.fori_loop(first, end, part, start)
+        return sum_groups(lambda g, _: part(g, start), refs[2:], rows, cols, first, end)
+
+    return split_product(
+        partial,
+        (x, q) if is_per_channel else (x, q, scale),
+        plan,
+        col_scale=scale if is_per_channel else None,
+        out_dtype=out_dtype,
+        backend=backend,
+        name="int8_matmul",
+    )
+
+
+def int8_matmul_reference(
+    x: jax.Array,
+    q: jax.Array,
+    scale: jax.Array,
+    *,
+    out_dtype: DTypeLike = jnp.float32,
+    backend: Backend = REFERENCE,
+) -> jax.Array:
+    """What int8_matmul computes, by XLA; scales of groups go to a float32 copy of the weight."""
+    del backend
+    group_size = _group_size(x, q, scale)
+    if scale.shape[0] == 1:
+        return scaled(product(x, q.astype(x.dtype)), None, scale[0]).astype(out_dtype)
+    weight = q.astype(jnp.float32) * jnp.repeat(scale.T, group_size, axis=1)
+    return product(x.astype(jnp.float32), weight).astype(out_dtype)
+
+
+def _group_size(x: jax.Array, q: jax.Array, scale: jax.Array) -> int:
+    if q.ndim != 2 or q.dtype != jnp.int8 or q.shape[1:] != x.shape[1:]:
+        raise ValueError(f"q must be int8 [N, K] for x [M, K] {x.shape}; got {q.dtype} {q.shape}")
+    check_addressable(q=q)
+    return group_size_of(x, scale, q.shape[0])
