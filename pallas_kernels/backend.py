@@ -90,6 +90,7 @@ TOKEN_TILES: dict[Gpu, RowTiles] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class MatmulTile:
     """What one block of a product x [M, K] @ weight [N, K].T computes at a time."""
 
