@@ -186,15 +186,16 @@ DECODE_PROGRAMS = 4 * 3 * 132  # three at once on each multiprocessor; four turn
 def attention_tiles(
     backend: Backend, head_dim: int, q_dtype: jnp.dtype, kv_dtype: jnp.dtype
 ) -> AttentionTiles:
-    """No spills on either generation, but for 8 to 40 bytes with float32 on sm_80."""
+    """No spills on either generation, but for 8 to 40 bytes with float32 pages on sm_80."""
     width = max(64, 1 << (head_dim - 1).bit_length())
+    is_int8, is_hopper = jnp.dtype(kv_dtype).itemsize == 1, backend.gpu == "sm_90"
     if jnp.dtype(q_dtype).itemsize > 2:  # no tensor cores: registers hold the operands
-        return AttentionTiles(max(16, 2048 // width), 2, 16, 4, DECODE_PROGRAMS, 16, 8)
+        kv, warps = max(16, 2048 // width), 8 if is_int8 else 4
+        return AttentionTiles(kv, 2, 16, warps, DECODE_PROGRAMS, 16, 8)
     # 32 rows: on Hopper too few for a warpgroup's product, so that decode and ragged kernels take
     # the same instructions. (decode_rows 64, ragged_rows 128 and ragged_warps 8 would make both
     # take the warpgroup's.)
-    is_int8, is_hopper = jnp.dtype(kv_dtype).itemsize == 1, backend.gpu == "sm_90"
-    kv = min(8192 // width, 64 if is_int8 else 128)
+    kv = min(8192 // width, 64 if is_int8 and is_hopper else 128)
     warps = 8 if is_int8 or width > 128 else 4
     tiles = AttentionTiles(kv, 3, 16, 4, DECODE_PROGRAMS, 32, warps, is_paired=is_hopper)
     if is_hopper and not backend.is_exact:

@@ -25,6 +25,7 @@ from tests.pallas_kernels.paged_world import (
 EXACT = Backend("interpret")
 INEXACT = Backend("interpret", is_exact=False)
 FLOAT32, INT8 = np.float32, np.int8
+SLOW = pytest.mark.slow
 STATIC = ("scale", "window", "soft_cap", "backend")
 
 decode = partial(jax.jit, static_argnames=STATIC)(paged_attention)
@@ -130,7 +131,7 @@ WINDOW = Case((6, 2, 16), FLOAT32, FLOAT32, options={"window": 70})
 ALL_OPTIONS = Case((2, 1, 16), FLOAT32, INT8, options={"soft_cap": 4.0, "window": 600})
 
 
-@pytest.mark.parametrize("case", [WINDOW, ALL_OPTIONS], ids=str)
+@pytest.mark.parametrize("case", [pytest.param(WINDOW, marks=SLOW), ALL_OPTIONS], ids=str)
 def test_the_reference_form_gives_float64s_numbers_with_every_option(case: Case):
     world = case.world(LENGTHS)
     q = case.queries(world, 80)
@@ -156,6 +157,7 @@ def test_without_exactness_the_numbers_are_as_right():
     case.assert_right(world, q, rows, positions, out)
 
 
+@SLOW
 def test_a_table_of_one_segment_needs_no_partial_results():
     case = Case((6, 2, 32))
     lengths = [1, 64, 65, 127, 128, 129, 240, 0]
@@ -224,7 +226,7 @@ def want(subject: Subject) -> dict[int, bytes]:
     return subject.decoded(POSITIONS, 32, seed=0)
 
 
-@pytest.mark.parametrize("num_rows", [8, 96, 128])
+@pytest.mark.parametrize("num_rows", [8, pytest.param(96, marks=SLOW), 128])
 def test_company_place_and_number_of_rows_change_no_bit(
     subject: Subject, want: dict[int, bytes], num_rows: int
 ):
@@ -254,7 +256,7 @@ def test_the_page_size_changes_no_bit(want: dict[int, bytes]):
     assert_same(Subject(BITS, page_size=128).decoded(POSITIONS, 32, seed=5), want)
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize(
     "case",
     [
@@ -275,7 +277,7 @@ def test_every_kind_of_model_is_as_exact(case: Case):
         assert_same(subject.prefilled(chunks_around(position, before, length)), bits)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_long_row_is_as_exact():
     """Where segments have begun to grow: 16384 tokens and more."""
     case = Case((2, 1, 16), page_size=128)
