@@ -89,16 +89,26 @@ def paged_attention(
     check_decode_rows(q, page_table)
     check_attention(q, pages, positions, scoring)
     check_kernel(q, pages, scoring)
-    rows = jnp.arange(q.shape[0], dtype=jnp.int32)
-    return attend_single(q, pages, SingleQueries(rows, rows, positions), scoring, backend, out=None)
+    queries = SingleQueries(None, None, positions)
+    return attend_single(q, pages, queries, scoring, backend, out=None)
 
 
 class SingleQueries(NamedTuple):
-    """Queries that attend alone."""
+    """Queries that attend alone; a kernel holds references to the same.
 
-    tokens: jax.Array  # int32[A]: their places in q and the output; past the end: padding
-    rows: jax.Array  # int32[A]: of the page table
+    Without tokens and rows, query i is q[i] and has row i of the page table. (Numbers that say so
+    would be a launch of their own in each layer.)
+    """
+
+    tokens: jax.Array | None  # int32[A]: their places in q and the output; past the end: padding
+    rows: jax.Array | None  # int32[A]: of the page table
     positions: jax.Array  # int32[A]; -1: padding
+
+    def token(self, i: jax.Array) -> jax.Array:
+        return i if self.tokens is None else self.tokens[i]
+
+    def row(self, i: jax.Array) -> jax.Array:
+        return i if self.rows is None else self.rows[i]
 
 
 def attend_single(
@@ -116,7 +126,7 @@ def attend_single(
     """
     num_kv, page_size, head_dim = pages.k_pages.shape[1:]
     tiles = attention_tiles(backend, head_dim, q.dtype, pages.k_pages.dtype)
-    num_programs = queries.tokens.shape[0] * num_kv
+    num_programs = queries.positions.shape[0] * num_kv
     num_tokens = pages.page_table.shape[1] * page_size
     most = most_segments(num_tokens, scoring.window)
     splits = max(1, min(most, tiles.decode_programs // num_programs))
@@ -144,7 +154,7 @@ def _whole(
     last = len(jax.tree.leaves(inputs)) - 1
     return pl.pallas_call(
         partial(_whole_kernel, shape),
-        grid=(pages.k_pages.shape[1], len(queries.tokens)),
+        grid=(pages.k_pages.shape[1], len(queries.positions)),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         input_output_aliases={} if out is None else {last: 0},
         compiler_params=_decode_params(shape),
@@ -158,28 +168,30 @@ def _decode_params(shape: TileShape) -> plt.CompilerParams:
     return plt.CompilerParams(num_warps=tiles.decode_warps, num_stages=tiles.stages)
 
 
-def _whole_kernel(shape: TileShape, q: Any, pages: KVPages, queries: Any, *outs: Any) -> None:
+def _whole_kernel(
+    shape: TileShape, q: Any, pages: KVPages, queries: SingleQueries, *outs: Any
+) -> None:
     head, i = pl.program_id(0), pl.program_id(1)
     own = _own_queries(shape, q, pages, queries, head, i)
     heads, is_real = _heads(shape, q, pages, head)
     dim = lax.iota(jnp.int32, shape.width)
-    token, out = queries.tokens[i], outs[-1]
+    token, out = queries.token(i), outs[-1]
     mask = (is_real & (token < q.shape[0]))[:, None] & (dim < shape.head_dim)[None, :]
     got = result(attend(shape, pages, own)).astype(out.dtype)
     plt.store(out.at[token, heads[:, None], dim[None, :]], got, mask=mask)
 
 
 def _own_queries(
-    shape: TileShape, q: Any, pages: KVPages, queries: Any, head: jax.Array, i: jax.Array
+    shape: TileShape, q: Any, pages: KVPages, queries: SingleQueries, head: jax.Array, i: jax.Array
 ) -> Queries:
     """The heads of query i that share a KV head."""
     heads, is_real = _heads(shape, q, pages, head)
     dim = lax.iota(jnp.int32, shape.width)
-    token, position = queries.tokens[i], queries.positions[i]
+    token, position = queries.token(i), queries.positions[i]
     mask = (is_real & (token < q.shape[0]))[:, None] & (dim < shape.head_dim)[None, :]
     rows = plt.load(q.at[token, heads[:, None], dim[None, :]], mask=mask, other=0)
     positions = jnp.full(heads.shape, position)
-    return Queries(rows, positions, queries.rows[i], head, position, position)
+    return Queries(rows, positions, queries.row(i), head, position, position)
 
 
 def _heads(
@@ -205,13 +217,13 @@ def _split(
         counts: programs for one query and KV head; most ranges that a query has.
     """
     splits, num_ranges = counts
-    stats = (len(queries.tokens), q.shape[1], num_ranges)
+    stats = (len(queries.positions), q.shape[1], num_ranges)
     out_shape = [
         jax.ShapeDtypeStruct(of, jnp.float32) for of in ((*stats, q.shape[2]), stats, stats)
     ]
     found = pl.pallas_call(
         partial(_split_kernel, shape, splits),
-        grid=(pages.k_pages.shape[1], splits, len(queries.tokens)),
+        grid=(pages.k_pages.shape[1], splits, len(queries.positions)),
         out_shape=out_shape,
         compiler_params=_decode_params(shape),
         interpret=is_interpreted,
@@ -221,7 +233,7 @@ def _split(
 
 
 def _split_kernel(
-    shape: TileShape, splits: int, q: Any, pages: KVPages, queries: Any, *outs: Any
+    shape: TileShape, splits: int, q: Any, pages: KVPages, queries: SingleQueries, *outs: Any
 ) -> None:
     """Program (head, c, i) computes the ranges c, c + splits, ... of query i."""
     head, c, i = (pl.program_id(axis) for axis in range(3))
@@ -257,7 +269,7 @@ def _folded(
     last = len(jax.tree.leaves(inputs)) - 1
     return pl.pallas_call(
         partial(_fold_kernel, shape),
-        grid=(q.shape[1], len(queries.tokens)),
+        grid=(q.shape[1], len(queries.positions)),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         input_output_aliases={} if out is None else {last: 0},
         compiler_params=plt.CompilerParams(num_warps=1, num_stages=1),
@@ -266,11 +278,11 @@ def _folded(
     )(*inputs)
 
 
-def _fold_kernel(shape: TileShape, partials: Any, queries: Any, *outs: Any) -> None:
+def _fold_kernel(shape: TileShape, partials: Any, queries: SingleQueries, *outs: Any) -> None:
     """Program (head, i): in the order of the ranges, BATCH of them loaded at once."""
     head, i = pl.program_id(0), pl.program_id(1)
     dim = lax.iota(jnp.int32, shape.width)
-    token, position, out = queries.tokens[i], queries.positions[i], outs[-1]
+    token, position, out = queries.token(i), queries.positions[i], outs[-1]
     count = kv_ranges(shape, position, position).count
 
     def visit(batch: jax.Array, so_far: Partial) -> Partial:
