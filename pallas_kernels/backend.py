@@ -186,12 +186,12 @@ DECODE_PROGRAMS = 4 * 3 * 132  # three at once on each multiprocessor; four turn
 def attention_tiles(
     backend: Backend, head_dim: int, q_dtype: jnp.dtype, kv_dtype: jnp.dtype
 ) -> AttentionTiles:
-    """No spills on either generation, but for 8 to 40 bytes with float32 pages on sm_80."""
+    """No spills on either generation."""
     width = max(64, 1 << (head_dim - 1).bit_length())
     is_int8, is_hopper = jnp.dtype(kv_dtype).itemsize == 1, backend.gpu == "sm_90"
     if jnp.dtype(q_dtype).itemsize > 2:  # no tensor cores: registers hold the operands
-        kv, warps = max(16, 2048 // width), 8 if is_int8 else 4
-        return AttentionTiles(kv, 2, 16, warps, DECODE_PROGRAMS, 16, 8)
+        stages, warps = (2, 8 if is_int8 else 4) if is_hopper else (1, 8)
+        return AttentionTiles(16, stages, 16, warps, DECODE_PROGRAMS, 16, 8)
     # 32 rows: on Hopper too few for a warpgroup's product, so that decode and ragged kernels take
     # the same instructions. (decode_rows 64, ragged_rows 128 and ragged_warps 8 would make both
     # take the warpgroup's.)

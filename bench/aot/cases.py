@@ -49,7 +49,6 @@ class Case:
     has_products: bool = True  # uses tensor cores
     narrow: tuple[int, ...] = ()  # bytes of streamed loads that are not 16 wide, and may be
     has_byte_loads: bool = False
-    most_spill_bytes: int = 0  # of a thread
 
     def function(self, backend: Backend) -> Callable[..., Any]:
         return partial(self.operation, backend=backend)
@@ -95,8 +94,9 @@ def ragged_attention() -> Iterator[Case]:
     yield _ragged("ragged D=96, window, soft cap", dim=96, window=4096, soft_cap=30.0)
     yield _ragged("ragged D=256", dim=256)
     yield _ragged("ragged D=256 int8 KV", dim=256, kv=INT8)
-    # For checks, not for serving: with the tiles of sm_80 a few registers are spilled.
-    yield replace(_ragged("ragged f32", dtype=F32, kv=F32), most_spill_bytes=80)
+    yield _ragged("ragged f32", dtype=F32, kv=F32)
+    yield _ragged("ragged f32 D=64", dtype=F32, kv=F32, dim=64)
+    yield _ragged("ragged f32, int8 KV", dtype=F32, kv=INT8)
 
 
 def rows() -> Iterator[Case]:
