@@ -5,6 +5,7 @@ Imports nothing of ours, and asks no device: the caller says which one it has.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -28,21 +29,29 @@ class Backend:
     gpu: Gpu = "sm_90"
     is_exact: bool = True
     """A row's bits depend on that row alone. False: instructions and splits of a sum may follow the
-    number of rows, which can be faster. The reference form is always exact."""
+    number of rows, which can be faster. The reference form knows no difference: on a CPU it is
+    exact, on a GPU XLA chooses by shape."""
 
     @property
     def compiler_options(self) -> dict[str, bool]:
         """What XLA must be told about programs that are made of these operations.
 
         Exact programs round to bfloat16 where their source says so: by default XLA keeps a value in
-        float32 where it can fuse its users, which one program may do and another not.
+        float32 where it can fuse its users, which one program may do and another not. And how the
+        operations between the kernels are computed is not chosen by timing, program by program.
         """
         if self.form == "pallas" and self.is_exact:
-            return {"xla_allow_excess_precision": False}
+            return {
+                "xla_allow_excess_precision": False,
+                "xla_gpu_experimental_enable_fusion_autotuner": False,
+            }
         return {}
 
 
 REFERENCE = Backend()
+MIXED = (10, 11)
+"""Compute capabilities (Blackwell in data centres) where Triton takes tcgen05 for 64 rows and more,
+mma.sync below, whatever the tiles of sm_80 and sm_90 are made for."""
 
 
 def resolve_backend(
@@ -59,7 +68,7 @@ def resolve_backend(
         raise ValueError(
             f"kernel backend must be auto or one of {', '.join(get_args(Form))}; got {requested!r}"
         )
-    gpu = _gpu(compute_capability) if platform == "gpu" else None
+    gpu = _gpu(compute_capability or "") if platform == "gpu" else None
     if requested == "auto":
         requested = "reference" if gpu is None else "pallas"
     if requested == "pallas" and gpu is None:
@@ -67,15 +76,28 @@ def resolve_backend(
             f"kernel backend pallas needs an NVIDIA GPU of compute capability 8.0 or later; got "
             f"platform {platform}, compute capability {compute_capability}: take auto or reference"
         )
+    if requested == "pallas" and is_exact and _major(compute_capability or "") in MIXED:
+        raise ValueError(
+            f"kernel backend pallas does not keep a row's bits free of its batch on compute "
+            f"capability {compute_capability}, whose products take other instructions for few rows "
+            f"than for many: switch batch invariance off (--no-batch-invariant), or take reference"
+        )
     form = next(name for name in get_args(Form) if name == requested)
     return Backend(form, gpu or "sm_90", is_exact)
 
 
-def _gpu(compute_capability: str | None) -> Gpu | None:
+def _gpu(compute_capability: str) -> Gpu | None:
     """Only Hopper has its warpgroup products; later ones are given the other tiles."""
-    if compute_capability is None or float(compute_capability) < 8:
+    major = _major(compute_capability)
+    if major < 8:
         return None
-    return "sm_90" if compute_capability.startswith("9.") else "sm_80"
+    return "sm_90" if major == 9 else "sm_80"
+
+
+def _major(compute_capability: str) -> int:
+    """9 of "9.0"; 0 of what is not NVIDIA's, such as "gfx942"."""
+    found = re.fullmatch(r"(\d+)\.\d+", compute_capability)
+    return int(found[1]) if found else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,11 +110,14 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
             self.clock.now += 1.0
-            had_work, num_steps = self.engine.has_work(), len(self.runner.batches)
+            had_work, num_started = self.engine.has_work(), len(self.runner.batches)
+            num_unread = len(self.engine._flights)
             step = self.engine.step()
             self.answers.add(step.outputs)
             if had_work:
-                assert step.outputs or step.stats or len(self.runner.batches) > num_steps
+                has_started = len(self.runner.batches) > num_started
+                has_read = len(self.engine._flights) < num_unread + has_started
+                assert step.outputs or has_started or has_read
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())

@@ -75,6 +75,9 @@ def products() -> Iterator[Case]:
     packed = _product("int4 g64, zero points", int4_matmul, 64, (*_int4(*square, 64), zero))
     # Half a group of 64 is 32 bytes, which are fewer than a tile's threads take by 16.
     yield replace(packed, narrow=(8,), has_byte_loads=True)
+    small = _product("int8 g32", int8_matmul, 64, _int8(*square, 32))
+    yield replace(small, narrow=(4, 8))
+    yield _product("int4 per channel", int4_matmul, 64, _int4(*square, DIM))
     yield _product("dense f32", matmul, 64, (Shape(square, F32),), dtype=F32)
 
 
@@ -92,6 +95,9 @@ def ragged_attention() -> Iterator[Case]:
     yield _ragged("ragged D=64", dim=64)
     yield _ragged("ragged D=80, 20 heads per KV head", dim=80, heads=20, kv_heads=1)
     yield _ragged("ragged D=96, window, soft cap", dim=96, window=4096, soft_cap=30.0)
+    yield _ragged(
+        "ragged D=96 int8 KV, window, soft cap", dim=96, kv=INT8, window=4096, soft_cap=30.0
+    )
     yield _ragged("ragged D=256", dim=256)
     yield _ragged("ragged D=256 int8 KV", dim=256, kv=INT8)
     yield _ragged("ragged f32", dtype=F32, kv=F32)

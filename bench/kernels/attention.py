@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -124,10 +125,12 @@ def _decode_forms(rows: int, backend: Backend) -> dict[str, Form]:
 
 def _shipped() -> Callable[..., jax.Array] | None:
     """JAX's own kernel: deprecated, and no longer there one day."""
-    try:
-        from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention as theirs
-    except ImportError:
-        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention as theirs
+        except ImportError:
+            return None
 
     def run(
         q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, lengths: jax.Array, *scales: Any

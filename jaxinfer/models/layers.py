@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxinfer.config import MIN_ROWS
+from jaxinfer.errors import ConfigError
 from jaxinfer.models.arithmetic import Arithmetic, WeightFormat
 from pallas_kernels.int4_matmul import int4_matmul
 from pallas_kernels.int8_matmul import int8_matmul
@@ -72,6 +73,11 @@ class QuantizedLinear(Product):
     ):
         super().__init__(out_dim, use_bias=use_bias, arithmetic=arithmetic)
         group_size = weights.group_size or in_dim
+        if in_dim % group_size:
+            raise ConfigError(
+                f"groups of {group_size} must divide the inputs of each product; "
+                f"got {in_dim} inputs"
+            )
         self.q = _empty((out_dim, in_dim * weights.bits // 8), jnp.dtype("int8"))
         self.scale = _empty((in_dim // group_size, out_dim), jnp.dtype("float32"))
         self.bits = weights.bits
@@ -116,7 +122,7 @@ class Embedding(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """SwiGLU (arXiv:2002.05202): down(silu(gate(x)) * up(x))."""
+    """SwiGLU (arXiv:2002.05202): down(silu(gate(x)) * up(x)), rounded once between."""
 
     def __init__(self, dim: int, hidden_dim: int, *, use_bias: bool, arithmetic: Arithmetic):
         product = partial(layer_product, use_bias=use_bias, arithmetic=arithmetic)
@@ -125,4 +131,5 @@ class MLP(nnx.Module):
         self.down_proj = product(hidden_dim, dim)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = (proj(x).astype(jnp.float32) for proj in (self.gate_proj, self.up_proj))
+        return self.down_proj((jax.nn.silu(gate) * up).astype(x.dtype))

@@ -16,6 +16,7 @@ from jaxinfer.errors import ConfigError
 from jaxinfer.models.arithmetic import Arithmetic, WeightFormat
 from jaxinfer.models.attention import DenseKV
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.kernel_limits import check_kernels
 from jaxinfer.models.llama import LlamaLayer, LlamaTop
 from pallas_kernels.backend import REFERENCE, Backend
 
@@ -105,7 +106,7 @@ def decoder_for(
     Args:
         dtype: of activations, and of parameters that are not quantized.
         backend: how the operations of its steps are computed.
-        weights: how the products inside the layers keep their weights; None: in dtype.
+    Raises: ConfigError for an architecture, a key or a size that is not supported.
     Raises ConfigError for an architecture or a key that is not supported.
     """
     names = hf_config.get("architectures") or ["none"]
@@ -116,6 +117,7 @@ def decoder_for(
             f"got {', '.join(map(str, names))}"
         )
     config = ModelConfig.from_hf(hf_config)
+    check_kernels(config, backend)
     arithmetic = Arithmetic(dtype, backend, weights)
     top, top_shapes = _abstract(family.top, config, arithmetic)
     layer, layer_shapes = _abstract(family.layer, config, arithmetic)

@@ -16,14 +16,13 @@ from tests.aot.findings import Findings
 
 PLUGIN = "jax_plugins.xla_cuda12"
 
-prepare_environment()  # before anything asks JAX for its devices
-
 
 @pytest.fixture(scope="session", params=TARGETS)
 def findings(request: pytest.FixtureRequest) -> Iterator[Findings]:
     """On one GPU. Where the plugin is there but does not work, this is an error, not a skip."""
     if importlib.util.find_spec("jax_plugins") is None or not importlib.util.find_spec(PLUGIN):
         pytest.skip(f"needs {PLUGIN}: `make test-aot` installs it")
+    prepare_environment()  # before anything asks JAX for its devices
     laboratory = Laboratory(TARGETS[request.param], Toolchain.find())
     found = Findings(laboratory, _expected(request.session))
     yield found

@@ -28,6 +28,8 @@ def test_without_flags_it_is_the_default_model_as_it_is_served():
             "model": "smollm2-135m-instruct",
             "max_num_batched_tokens": 512,
             "max_num_seqs": 32,
+            "kernel_backend": "auto",
+            "batch_invariant": True,
         }
     )
     assert parse([]).config.scheduler.max_num_seqs == 32
@@ -36,13 +38,16 @@ def test_without_flags_it_is_the_default_model_as_it_is_served():
 def test_every_flag_arrives():
     words = "--model folder --cases 9 --seed 4 --reps 5 --out a.jsonl --json --max-num-seqs 8"
     limits = "--max-num-batched-tokens 256 --kv-cache-memory 512MiB --cache-dir there"
-    parsed = parse([*words.split(), *limits.split()])
+    kernels = "--kernel-backend interpret --no-batch-invariant"
+    parsed = parse([*words.split(), *limits.split(), *kernels.split()])
     assert parsed == Settings(
         engine={
             "model": "folder",
             "max_num_batched_tokens": 256,
             "max_num_seqs": 8,
             "kv_cache_bytes": 512 << 20,
+            "kernel_backend": "interpret",
+            "batch_invariant": False,
             "cache_dir": "there",
         },
         num_probes=9,
