@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 
 from pallas_kernels.addressing import check_addressable
+from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.query_blocks import NARROW_GROUP
 
 TILE_KV = 128  # tokens of the reference form's tile; a page size must divide it
@@ -102,6 +103,7 @@ def _check_scales(pages: KVPages) -> None:
 
 def check_kernel(q: jax.Array, pages: KVPages, scoring: Scoring) -> None:
     """Raises ValueError for what only the reference form takes."""
+    check_not_empty(q=q, k_pages=pages.k_pages, page_table=pages.page_table)
     _, num_kv, page_size, head_dim = pages.k_pages.shape
     if head_dim > MAX_HEAD_DIM or q.shape[1] > MAX_SHARED * num_kv:
         raise ValueError(

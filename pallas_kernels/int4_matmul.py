@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.addressing import check_addressable
 from pallas_kernels.backend import INT4_TILES, REFERENCE, Backend
+from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.split_product import (
     Ref,
     load_line,
@@ -54,6 +55,7 @@ def int4_matmul(
     group_size = _group_size(x, packed, scale, zero)
     if backend.form == "reference":
         return int4_matmul_reference(x, packed, scale, zero, out_dtype=out_dtype)
+    check_not_empty(x=x, packed=packed)
     (num_rows, k), num_cols = x.shape, packed.shape[0]
     tiles = INT4_TILES[backend.gpu].choices(
         is_single=x.dtype == jnp.float32, is_exact=backend.is_exact

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.addressing import check_addressable
 from pallas_kernels.backend import INT8_TILES, REFERENCE, Backend
+from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.split_product import (
     Ref,
     load_tile,
@@ -48,6 +49,7 @@ def int8_matmul(
     group_size = _group_size(x, q, scale)
     if backend.form == "reference":
         return int8_matmul_reference(x, q, scale, out_dtype=out_dtype)
+    check_not_empty(x=x, q=q)
     (num_rows, k), num_cols = x.shape, q.shape[0]
     tiles = INT8_TILES[backend.gpu].choices(
         is_single=x.dtype == jnp.float32, is_exact=backend.is_exact

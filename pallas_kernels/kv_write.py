@@ -17,6 +17,7 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.addressing import check_addressable
 from pallas_kernels.backend import REFERENCE, TOKEN_TILES, Backend
+from pallas_kernels.empty_axes import check_not_empty
 
 LEVELS = 127  # on each side of 0
 LEAST_SCALE = 2.0**-100  # smaller ones are 0: far from what a device may flush to 0
@@ -216,6 +217,7 @@ def _call(
     backend: Backend,
     name: str,
 ) -> list[jax.Array]:
+    check_not_empty(k=arguments[0], k_pages=arguments[2])
     num_tokens, heads, head_dim = arguments[0].shape
     tiles = TOKEN_TILES[backend.gpu]
     lanes = pl.next_power_of_2(heads) * pl.next_power_of_2(head_dim)

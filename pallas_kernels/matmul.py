@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 
 from pallas_kernels.backend import DENSE_TILES, REFERENCE, Backend
+from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.split_product import Ref, load_tile, plan_product, product, split_product
 
 
@@ -38,6 +39,7 @@ def matmul(
     _check(x, weight)
     if backend.form == "reference" or not backend.is_exact:
         return matmul_reference(x, weight, out_dtype=out_dtype)
+    check_not_empty(x=x, weight=weight)
     (num_rows, k), num_cols = x.shape, weight.shape[0]
     tiles = DENSE_TILES[backend.gpu].choices(is_single=x.dtype == jnp.float32, is_exact=True)
     depth = tiles[0].depth

@@ -25,6 +25,7 @@ from pallas_kernels.attention_arguments import (
 from pallas_kernels.attention_reference import ragged_paged_attention_reference
 from pallas_kernels.attention_tile import Queries, TileShape, attend, result
 from pallas_kernels.backend import REFERENCE, Backend, attention_tiles
+from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.paged_attention import SingleQueries, attend_single
 from pallas_kernels.query_blocks import QueryBlocks, check_blocks
 
@@ -84,6 +85,7 @@ def ragged_paged_attention(
     check_token_axis(q, rows=rows)
     check_blocks(blocks)
     check_kernel(q, pages, scoring)
+    check_not_empty(narrow=blocks.narrow, wide=blocks.wide)
     at = jnp.minimum(blocks.narrow, q.shape[0] - 1)
     own = jnp.where(blocks.narrow < q.shape[0], positions[at], -1)
     narrow = SingleQueries(blocks.narrow, rows[at], own)

@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import REFERENCE, ROW_TILES, Backend
+from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.row_sum import row_sum
 
 
@@ -40,6 +41,7 @@ def rms_norm(
     _check(x, weight, backend)
     if backend.form == "reference":
         return rms_norm_reference(x, weight, eps=eps, least_rows=least_rows)
+    check_not_empty(x=x)
     width = x.shape[1]
     lanes = pl.next_power_of_2(width)
     return pl.pallas_call(
@@ -86,5 +88,5 @@ def _check(x: jax.Array, weight: jax.Array, backend: Backend) -> None:
             f"weight must be float[{x.shape[1]}]; got {weight.dtype}{list(weight.shape)}"
         )
     most = ROW_TILES[backend.gpu].most
-    if backend.form != "reference" and not 0 < x.shape[1] <= most:
-        raise ValueError(f"x must have rows of 1 to {most} elements; got {x.shape}")
+    if backend.form != "reference" and x.shape[1] > most:
+        raise ValueError(f"x must have rows of at most {most} elements; got {x.shape}")

@@ -24,6 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import REFERENCE, ROW_TILES, Backend
+from pallas_kernels.empty_axes import check_not_empty
 
 SAME_ORDER_FROM = 4096  # elements
 
@@ -39,10 +40,9 @@ def row_sum(x: jax.Array, *, least_rows: int = 1, backend: Backend = REFERENCE) 
     """
     if backend.form == "reference":
         return row_sum_reference(x, least_rows=least_rows)
-    if x.dtype != jnp.float32 or x.ndim == 0 or x.shape[-1] == 0:
-        raise ValueError(
-            f"x must be float32[..., D] with D 1 or more; got {x.dtype}{list(x.shape)}"
-        )
+    if x.dtype != jnp.float32 or x.ndim == 0:
+        raise ValueError(f"x must be float32[..., D]; got {x.dtype}{list(x.shape)}")
+    check_not_empty(x=x)
     sums = x.reshape(-1, x.shape[-1])
     while sums.shape[1] > 1:
         sums = _block_sums(sums, backend)

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.addressing import check_addressable
 from pallas_kernels.backend import REFERENCE, W8A8_TILES, Backend
+from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.split_product import (
     Ref,
     load_tile,
@@ -50,6 +51,7 @@ def w8a8_matmul(
     _check(xq, x_scale, q, scale)
     if backend.form == "reference":
         return w8a8_matmul_reference(xq, x_scale, q, scale, out_dtype=out_dtype)
+    check_not_empty(xq=xq, q=q)
     (num_rows, k), num_cols = xq.shape, q.shape[0]
     tiles = W8A8_TILES[backend.gpu].choices(is_single=False, is_exact=True)
     depth = tiles[0].depth

@@ -5,12 +5,12 @@ reference's tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
-from jaxinfer.config import SamplingParams, replace
+from jaxinfer.config import SamplingParams
 from jaxinfer.offline import LLM, Generation
 from pallas_kernels import attention_segments
 from tests.tiny import tiny_engine_config, write_checkpoint
@@ -28,36 +28,58 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0, logprobs=0, ignore_eos=Tru
 DRAWN = SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, seed=3, logprobs=0)
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM]]:
-    """The interpreted engine, whose steps are one program as on a GPU, and the reference's."""
-    model, cache = (tmp_path_factory.mktemp(name) for name in ("model", "cache"))
+def engine(
+    factory: pytest.TempPathFactory, form: Literal["interpret", "reference"], dtype: str = "float32"
+) -> LLM:
+    """Its steps are one program, as on a GPU."""
+    model, cache = (factory.mktemp(name) for name in ("model", "cache"))
     write_checkpoint(model, **MODEL)
-    config = tiny_engine_config(model, cache, **SMALL, step_programs="fused")
+    fields = SMALL | {"step_programs": "fused", "kernel_backend": form, "dtype": dtype}
+    return LLM(config=tiny_engine_config(model, cache, **fields))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_segments() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention_segments, "LOG_SEGMENT", LOG_SEGMENT)
         patch.setattr(attention_segments, "SEGMENT", 1 << LOG_SEGMENT)
-        interpreted = LLM(config=replace(config, kernel_backend="interpret"))
-        yield interpreted, LLM(config=replace(config, kernel_backend="reference"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return engine(tmp_path_factory, "interpret")
 
 
 def logprobs(generation: Generation) -> list[float]:
     return [token.logprob for token in generation.choices[0].logprobs]
 
 
-@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_tokens_are_those_of_the_reference(pair: tuple[LLM, LLM], params: SamplingParams):
-    got, want = (llm.generate(PROMPTS, params) for llm in pair)
-    for ours, theirs in zip(got, want, strict=True):
-        assert ours.token_ids == theirs.token_ids
-        np.testing.assert_allclose(logprobs(ours), logprobs(theirs), atol=1e-4)
+def test_tokens_are_those_of_the_reference(
+    interpreted: LLM, tmp_path_factory: pytest.TempPathFactory
+):
+    reference = engine(tmp_path_factory, "reference")
+    for params in (GREEDY, DRAWN):
+        got, want = (llm.generate(PROMPTS, params) for llm in (interpreted, reference))
+        for ours, theirs in zip(got, want, strict=True):
+            assert ours.token_ids == theirs.token_ids
+            np.testing.assert_allclose(logprobs(ours), logprobs(theirs), atol=1e-4)
 
 
-def test_company_changes_no_bit(pair: tuple[LLM, LLM]):
+def company_changes_no_bit(llm: LLM) -> None:
     """Alone, then in a batch, where prompts are prefilled in other chunks."""
-    interpreted, _ = pair
-    together = interpreted.generate(PROMPTS, DRAWN)
+    together = llm.generate(PROMPTS, DRAWN)
     for prompt, among in zip(PROMPTS, together, strict=True):
-        alone = interpreted.generate([prompt], DRAWN)[0]
+        alone = llm.generate([prompt], DRAWN)[0]
         assert alone.token_ids == among.token_ids
         assert logprobs(alone) == logprobs(among)
+
+
+def test_company_changes_no_bit(interpreted: LLM):
+    company_changes_no_bit(interpreted)
+
+
+def test_company_changes_no_bit_of_bfloat16_whose_tiles_are_others(
+    tmp_path_factory: pytest.TempPathFactory,
+):
+    company_changes_no_bit(engine(tmp_path_factory, "interpret", "bfloat16"))

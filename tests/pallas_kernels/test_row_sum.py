@@ -84,11 +84,9 @@ def test_leading_axes_are_kept(backend: Backend):
     np.testing.assert_array_equal(np.asarray(got), np.asarray(want).reshape(2, 3, 4))
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [((), jnp.float32), ((3, 0), jnp.float32), ((2, 3), jnp.bfloat16)]
-)
+@pytest.mark.parametrize(("shape", "dtype"), [((), jnp.float32), ((2, 3), jnp.bfloat16)])
 def test_what_the_kernel_is_not_for_is_refused(shape: tuple[int, ...], dtype: Any):
-    with pytest.raises(ValueError, match=r"x must be float32\[..., D\] with D 1 or more; got"):
+    with pytest.raises(ValueError, match=r"x must be float32\[..., D\]; got"):
         row_sum(jnp.zeros(shape, dtype), backend=INTERPRET)
 
 
