@@ -5,6 +5,7 @@ The one file where the host half and the device half meet.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
@@ -42,6 +43,8 @@ from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.tokenizer import Tokenizer
 from pallas_kernels.backend import Backend, resolve_backend
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_CACHE = Path(".cache") / "jaxinfer"  # in the user's home
 PROGRAMS = "programs"  # in the cache folder
@@ -259,7 +262,7 @@ def _backend(config: EngineConfig) -> Backend:
     """The kernels' form on this process's device. Raises: ConfigError."""
     device = jax.devices()[0]
     try:
-        return resolve_backend(
+        found = resolve_backend(
             config.kernel_backend,
             platform=device.platform,
             compute_capability=getattr(device, "compute_capability", None),
@@ -267,6 +270,9 @@ def _backend(config: EngineConfig) -> Backend:
         )
     except ValueError as error:
         raise ConfigError(f"{error} (--kernel-backend)") from error
+    if found.form == "reference" and found.is_exact and device.platform != "cpu":
+        _log.warning("without kernels, the bits of an answer may depend on its company on a GPU")
+    return found
 
 
 def _open(config: EngineConfig, cache_dir: Path) -> Checkpoint:

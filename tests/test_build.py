@@ -11,9 +11,11 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import jax
 import pytest
 
 from checkpoints.errors import CheckpointError
+from jaxinfer import build as build_module
 from jaxinfer.build import build, compile_ahead
 from jaxinfer.config import EngineConfig, replace
 from jaxinfer.errors import ConfigError
@@ -24,6 +26,7 @@ from jaxinfer.runtime.compile_counter import CompileCounter
 from jaxinfer.runtime.memory_budget import MemoryBudget
 from jaxinfer.runtime.program_cache import ProgramCache
 from jaxinfer.runtime.program_list import ProgramList
+from pallas_kernels.backend import Backend
 from tests.checkpoints.conftest import (
     as_vocabulary,
     make_model,
@@ -286,6 +289,40 @@ def test_settings_that_cannot_work_are_refused_before_anything_compiles(
 def test_gpu_kernels_are_refused_where_there_is_no_gpu(small: EngineConfig):
     with pytest.raises(ConfigError, match="kernel backend pallas needs an NVIDIA GPU"):
         build(replace(small, kernel_backend="pallas"))
+
+
+class FakeGpu:
+    platform = "gpu"
+
+    def __init__(self, compute_capability: str):
+        self.compute_capability = compute_capability
+
+
+@pytest.mark.parametrize(
+    ("capability", "fields", "expected"),
+    [
+        ("9.0", {}, Backend("pallas", "sm_90")),
+        ("8.6", {"batch_invariant": False}, Backend("pallas", "sm_80", is_exact=False)),
+        ("8.0", {"kernel_backend": "reference"}, Backend("reference", "sm_80")),
+        ("7.5", {}, Backend("reference", "sm_90")),
+    ],
+)
+def test_kernels_follow_the_device_and_the_flags(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capability: str,
+    fields: dict[str, Any],
+    expected: Backend,
+):
+    monkeypatch.setattr(jax, "devices", lambda: [FakeGpu(capability)])
+    assert build_module._backend(replace(EngineConfig(), **fields)) == expected
+    assert ("may depend on its company" in caplog.text) == (expected.form == "reference")
+
+
+def test_a_gpu_that_cannot_be_exact_is_refused_with_the_flag(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jax, "devices", lambda: [FakeGpu("10.0")])
+    with pytest.raises(ConfigError, match="--no-batch-invariant"):
+        build_module._backend(EngineConfig())
 
 
 def test_a_path_without_a_model_is_refused(tmp_path: Path):
