@@ -106,8 +106,8 @@ def decoder_for(
     Args:
         dtype: of activations, and of parameters that are not quantized.
         backend: how the operations of its steps are computed.
+        weights: how the products inside the layers keep their weights; None: in dtype.
     Raises: ConfigError for an architecture, a key or a size that is not supported.
-    Raises ConfigError for an architecture or a key that is not supported.
     """
     names = hf_config.get("architectures") or ["none"]
     family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
