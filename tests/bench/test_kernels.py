@@ -155,16 +155,12 @@ def test_without_a_gpu_floors_are_printed_and_nothing_is_timed(capsys: pytest.Ca
 
 
 def test_checks_run_on_a_cpu(capsys: pytest.CaptureFixture[str]):
-    flags = ["--check", "--small", "--backend", "interpret", "--cases", "rms_norm|kv_write int8"]
+    flags = ["--check", "--small", "--backend", "interpret", "--cases", "rms_norm"]
     assert main([*flags, "--format", "json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["check"] for line in lines] == [
-        "rms_norm",
-        "kv_write int8",
-        "kv_write int8, as in jnp",
-    ]
+    assert [line["check"] for line in lines] == ["rms_norm"]
     assert all(line["is_good"] and line["differing"] == [] for line in lines)
-    assert all(0 < line["relative_error"] <= line["bound"] for line in lines[:2])
+    assert all(0 < line["relative_error"] <= line["bound"] for line in lines)
 
 
 @pytest.mark.slow
