@@ -110,7 +110,7 @@ def split_product(
             end = first + plan.split_steps
             if plan.num_steps % plan.split_steps:
                 end = jnp.minimum(end, plan.num_steps)
-            return partial(values, rows, cols, first, end)
+            return _plain_zeros(partial(values, rows, cols, first, end))
 
         def all_splits() -> jax.Array:
             if plan.num_splits == 1:
@@ -151,6 +151,13 @@ def split_product(
     row = None if row_scale is None else row_scale[0]
     col = None if col_scale is None else col_scale[0]
     return scaled(total, row, col).astype(out_dtype)
+
+
+def _plain_zeros(total: jax.Array) -> jax.Array:
+    """Without -0: on Hopper a first product that is unrolled has nothing to be added to, one in a
+    loop is added to 0, and so the sign of a sum of zeros would follow the number of steps.
+    """
+    return jnp.where(total == 0, jnp.zeros_like(total), total)
 
 
 def load_tile(ref: Ref, rows: jax.Array, cols: jax.Array, limit: int | None) -> jax.Array:
