@@ -79,6 +79,7 @@ def test_company_changes_no_bit(interpreted: LLM):
     company_changes_no_bit(interpreted)
 
 
+@pytest.mark.slow
 def test_company_changes_no_bit_of_bfloat16_whose_tiles_are_others(
     tmp_path_factory: pytest.TempPathFactory,
 ):

@@ -18,7 +18,6 @@ from tests.models.reference_decoder import ReferenceDecoder
 from tests.tiny import tiny_config, tiny_tensors
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}  # multiples of the groups
-FORMATS = [WeightFormat(8), WeightFormat(8, 32), WeightFormat(4, 32)]
 INTERPRET = Backend("interpret")
 FLOAT32 = jnp.dtype("float32")
 
@@ -62,7 +61,12 @@ def quantized(
 
 @pytest.mark.parametrize(
     ("weights", "backend"),
-    [*((weights, INTERPRET) for weights in FORMATS), (FORMATS[-1], REFERENCE)],
+    [
+        pytest.param(WeightFormat(8), INTERPRET, marks=pytest.mark.slow),
+        (WeightFormat(8, 32), INTERPRET),
+        (WeightFormat(4, 32), INTERPRET),
+        (WeightFormat(4, 32), REFERENCE),
+    ],
     ids=str,
 )
 def test_logits_are_those_of_the_dequantized_weights(weights: WeightFormat, backend: Backend):

@@ -110,7 +110,7 @@ CASES = [
     Case((6, 2, 80), FLOAT32, FLOAT32, options={"window": 70}),
     Case((8, 2, 128), kv=INT8, page_size=128),
     Case((20, 1, 96), kv=INT8, page_size=8, options={"soft_cap": 4.0, "window": 600}),
-    Case((4, 1, 256), FLOAT32, FLOAT32, options={"soft_cap": 2.0}),
+    pytest.param(Case((4, 1, 256), FLOAT32, FLOAT32, options={"soft_cap": 2.0}), marks=SLOW),
 ]
 LENGTHS = [1, 40, 513, 700, 512, 127, 620, 129]
 CHUNKS: list[Chunk] = [(3, 660, 21), (4, 511, 1), (2, 505, 8), (1, 0, 40), (0, 0, 1), (6, 600, 1)]

@@ -51,7 +51,7 @@ def assert_same(got: Any, want: Any) -> None:
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [(1, 64), (3, 80), (8, 128)])
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 64), (3, 80)])
 def test_each_token_is_at_its_place_and_nothing_else_changes(heads: int, head_dim: int):
     k, v = new_tokens(13, heads, head_dim)
     page, slot = places(13)
@@ -65,7 +65,7 @@ def test_each_token_is_at_its_place_and_nothing_else_changes(heads: int, head_di
         assert_same(written(k, v, *old, page, slot, backend=backend), want)
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [(1, 256), (3, 96), (8, 128)])
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 256), (3, 96)])
 def test_both_forms_write_the_same_int8_and_scales(heads: int, head_dim: int):
     k, v = new_tokens(13, heads, head_dim)
     page, slot = places(13)
