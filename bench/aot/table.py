@@ -69,8 +69,8 @@ def program_rows(facts: Facts) -> Iterator[str]:
 def memory_rows(rooms: Sequence[Room], num_layers: int) -> Iterator[str]:
     """A line for each card and format of weights."""
     yield (
-        f"what a model of {num_layers} layers leaves for KV at --gpu-memory-utilization "
-        f"{UTILIZATION:g}: GiB, tokens"
+        f"what a model of {num_layers} layers leaves for KV in {UTILIZATION:g} of the card: "
+        "GiB, tokens"
     )
     heads = ("weights", "programs", "KV", "of bf16 KV", "of int8 KV")
     yield f"{'card':8}{'weights':8}" + "".join(f"{head:>13}" for head in heads)
