@@ -26,6 +26,7 @@ from bench.aot.memory import CARDS, Room, rooms
 from bench.aot.programs import FORMATS, NUM_LAYERS, ModelPrograms
 from bench.aot.targets import TARGETS
 from bench.aot.toolchain import Toolchain, ToolError
+from bench.pattern import pattern
 from jaxinfer.runtime.aot import Program
 from jaxinfer.runtime.program_memory import ProgramMemory, programs_bytes
 from jaxinfer.server.flags import count
@@ -37,17 +38,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--target", choices=(*TARGETS, "all"), default="all", help="(default: all)")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="json: lines")
     parser.add_argument(
-        "--only", type=_pattern, default=re.compile(""), help="a regular expression of names"
+        "--only", type=pattern, default=re.compile(""), help="a regular expression of names"
     )
     parser.add_argument("--layers", type=count, default=NUM_LAYERS, help="(default: 32)")
     return parser.parse_args(argv)
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"must be a regular expression: {error}") from error
 
 
 class Report:
@@ -91,7 +85,7 @@ class Report:
         needed = programs_bytes(memories, model.batch_bytes())
         cards = CARDS[self._laboratory.target.name]
         config = model.decoder.config
-        return rooms(config, model.weights, model.weights_bytes(), needed, cards)
+        return rooms(config, model.weights, model.decoder.params_bytes, needed, cards)
 
     def _shown(self, facts: Facts, block: Callable[[Facts], Iterator[str]]) -> Iterator[str]:
         if self._is_json:

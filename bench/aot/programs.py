@@ -95,10 +95,6 @@ class ModelPrograms:
         rows = self.buckets.max_rows
         return [self.prefill(self.buckets.max_tokens), self.decode(rows), *self.samplers(rows)]
 
-    def weights_bytes(self) -> int:
-        leaves = jax.tree.leaves(self.decoder.param_shapes)
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-
     def batch_bytes(self) -> int:
         """Of the arrays that the largest step brings along."""
         return self._listed.batch_bytes()

@@ -24,6 +24,7 @@ from bench.kernels.costs import A100, H200
 from bench.kernels.sizes import SEVEN_B, SMALL, Sizes
 from bench.kernels.timing import launch_s, measure_card, time_form, time_torch
 from bench.machine import describe
+from bench.pattern import pattern
 from jaxinfer.server.flags import count
 from pallas_kernels.backend import Backend, Form, resolve_backend
 
@@ -33,20 +34,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument(
-        "--cases", type=_pattern, default=_pattern(""), metavar="REGEX", help="some; as printed"
+        "--cases", type=pattern, default=pattern(""), metavar="REGEX", help="some; as printed"
     )
     parser.add_argument("--repeat", type=count, default=20, help="repetitions (default: 20)")
     parser.add_argument("--check", action="store_true", help="numbers and bits instead of times")
     parser.add_argument("--small", action="store_true", help="tiny shapes")
     parser.add_argument("--backend", choices=("auto", *get_args(Form)), default="auto")
     return parser.parse_args(argv)
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"expected a regular expression; {error}") from error
 
 
 def main(argv: Sequence[str]) -> int:

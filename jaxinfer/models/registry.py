@@ -55,6 +55,11 @@ class Decoder:
         """Of the activations, and of parameters that are not quantized."""
         return self.arithmetic.dtype
 
+    @property
+    def params_bytes(self) -> int:
+        leaves = jax.tree.leaves(self.param_shapes)
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
     def bind_top(self, params: dict[str, Any]) -> LlamaTop:
         """Embedding, last norm and head, for use while tracing; `layers` in params is ignored."""
         return nnx.merge(self.top, {k: v for k, v in params.items() if k != "layers"})

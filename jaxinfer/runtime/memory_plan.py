@@ -105,7 +105,7 @@ def plan_memory(
     full = -(-longest // page_size)
     fewest = 1 if config.scheduler.max_model_len is None else full
     smallest = MemoryPlan(
-        weights_bytes=_nbytes(decoder),
+        weights_bytes=decoder.params_bytes,
         programs_bytes=programs_bytes,
         page_bytes=page_bytes(decoder.config, page_size=page_size, dtype=decoder.dtype),
         num_pages=fewest,
@@ -135,10 +135,6 @@ def longest_context(config: EngineConfig, decoder: Decoder) -> int:
     if wanted is not None and wanted > limit:
         raise ConfigError(f"max_model_len must be at most the model's {limit}; got {wanted}")
     return wanted or limit
-
-
-def _nbytes(decoder: Decoder) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(decoder.param_shapes))
 
 
 def _pool_bytes(config: EngineConfig, budget: MemoryBudget, smallest: MemoryPlan) -> int:
