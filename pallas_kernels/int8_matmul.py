@@ -19,7 +19,7 @@ from pallas_kernels.backend import INT8_TILES, REFERENCE, Backend
 from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.split_product import (
     Ref,
-    load_tile,
+    add_step,
     plan_product,
     product,
     scaled,
@@ -57,15 +57,12 @@ def int8_matmul(
     is_per_channel = scale.shape[0] == 1
     depth = tiles[0].depth if is_per_channel else group_size
     plan = plan_product(tiles, (num_rows, num_cols), pl.cdiv(k, depth), depth, backend)
-    limit = k if k % depth else None
 
     def partial(
         refs: Sequence[Ref], rows: jax.Array, cols: jax.Array, first: jax.Array, end: jax.Array
     ) -> jax.Array:
         def part(number: jax.Array, total: jax.Array) -> jax.Array:
-            ks = number * depth + lax.iota(jnp.int32, depth)
-            x_tile = load_tile(refs[0], rows, ks, limit)
-            return total + product(x_tile, load_tile(refs[1], cols, ks, limit).astype(x.dtype))
+            return add_step(total, refs[:2], rows, cols, number, depth)
 
         start = jnp.zeros((rows.size, cols.size), jnp.float32)
         if is_per_channel:

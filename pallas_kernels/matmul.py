@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.backend import DENSE_TILES, REFERENCE, Backend
 from pallas_kernels.empty_axes import check_not_empty
-from pallas_kernels.split_product import Ref, load_tile, plan_product, product, split_product
+from pallas_kernels.split_product import Ref, add_step, plan_product, split_product
 
 
 def matmul(
@@ -45,17 +45,11 @@ def matmul(
     depth = tiles[0].depth
     plan = plan_product(tiles, (num_rows, num_cols), pl.cdiv(k, depth), depth, backend)
 
-    limit = k if k % depth else None
-
     def partial(
         refs: Sequence[Ref], rows: jax.Array, cols: jax.Array, first: jax.Array, end: jax.Array
     ) -> jax.Array:
-        x_ref, weight_ref = refs
-
         def step(number: jax.Array, total: jax.Array) -> jax.Array:
-            ks = number * depth + lax.iota(jnp.int32, depth)
-            x_tile = load_tile(x_ref, rows, ks, limit)
-            return total + product(x_tile, load_tile(weight_ref, cols, ks, limit))
+            return add_step(total, refs, rows, cols, number, depth)
 
         start = jnp.zeros((rows.size, cols.size), jnp.float32)
         return lax.fori_loop(first, end, step, start)

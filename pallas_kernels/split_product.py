@@ -179,6 +179,28 @@ def load_line(ref: Ref, row: jax.Array | int, cols: jax.Array) -> jax.Array:
     return plt.load(at, mask=cols < ref.shape[1], other=0)
 
 
+def add_step(
+    total: jax.Array,
+    operands: Sequence[Ref],
+    rows: jax.Array,
+    cols: jax.Array,
+    number: jax.Array,
+    depth: int,
+) -> jax.Array:
+    """total [BM, BN] and the product of step `number` of K, of depth elements.
+
+    Args:
+        operands: x [M, K], and a weight [N, K] whose numbers the dtype of x has exactly.
+    """
+    x_ref, weight_ref = operands
+    k = x_ref.shape[1]
+    limit = k if k % depth else None
+    ks = number * depth + lax.iota(jnp.int32, depth)
+    x_tile = load_tile(x_ref, rows, ks, limit)
+    weight = load_tile(weight_ref, cols, ks, limit).astype(x_ref.dtype)
+    return total + product(x_tile, weight, total.dtype)
+
+
 def sum_groups(
     part: Callable[[jax.Array, Sequence[jax.Array]], jax.Array],
     lines: Sequence[Ref],

@@ -19,7 +19,7 @@ from pallas_kernels.backend import REFERENCE, W8A8_TILES, Backend
 from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.split_product import (
     Ref,
-    load_tile,
+    add_step,
     plan_product,
     product,
     scaled,
@@ -56,15 +56,12 @@ def w8a8_matmul(
     tiles = W8A8_TILES[backend.gpu].choices(is_single=False, is_exact=True)
     depth = tiles[0].depth
     plan = plan_product(tiles, (num_rows, num_cols), pl.cdiv(k, depth), depth, backend)
-    limit = k if k % depth else None
 
     def partial(
         refs: Sequence[Ref], rows: jax.Array, cols: jax.Array, first: jax.Array, end: jax.Array
     ) -> jax.Array:
         def step(number: jax.Array, total: jax.Array) -> jax.Array:
-            ks = number * depth + lax.iota(jnp.int32, depth)
-            x_tile = load_tile(refs[0], rows, ks, limit)
-            return total + product(x_tile, load_tile(refs[1], cols, ks, limit), jnp.int32)
+            return add_step(total, refs, rows, cols, number, depth)
 
         return lax.fori_loop(first, end, step, jnp.zeros((rows.size, cols.size), jnp.int32))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jax.experimental import pallas as pl
+
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.config import ModelConfig
 from pallas_kernels.attention_arguments import MAX_HEAD_DIM, MAX_SHARED
@@ -19,7 +21,7 @@ def check_kernels(config: ModelConfig, backend: Backend) -> None:
         ("hidden_size", config.hidden_size, ROW_TILES[backend.gpu].most),
         (
             "KV heads times head_dim, rounded up to powers of two",
-            _power_of_two(kv_heads) * _power_of_two(head_dim),
+            pl.next_power_of_2(kv_heads) * pl.next_power_of_2(head_dim),
             TOKEN_TILES[backend.gpu].most,
         ),
     )
@@ -29,8 +31,3 @@ def check_kernels(config: ModelConfig, backend: Backend) -> None:
                 f"config.json: GPU kernels take {name} up to {most}; got {size}: "
                 "take --kernel-backend reference"
             )
-
-
-def _power_of_two(size: int) -> int:
-    """The smallest that is not below."""
-    return 1 << (size - 1).bit_length()

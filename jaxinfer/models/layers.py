@@ -7,6 +7,7 @@ exactness).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -27,37 +28,31 @@ def _empty(shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param[jax.Array]:
     return nnx.Param(jnp.zeros(shape, dtype))
 
 
-class Product(nnx.Module):
+def _with_bias(
+    product: Callable[..., jax.Array], bias: nnx.Param[jax.Array] | None, dtype: jnp.dtype
+) -> jax.Array:
+    """A product (out_dtype=) and its bias, rounded once, to dtype."""
+    if bias is None:
+        return product(out_dtype=dtype)
+    y = product(out_dtype=jnp.dtype("float32"))
+    return (y + bias[...].astype(jnp.float32)[None, :]).astype(dtype)
+
+
+class Linear(nnx.Module):
     """y = x @ weight.T (+ bias); float[T, in] -> float[T, out], summed in float32."""
 
-    def __init__(self, out_dim: int, *, use_bias: bool, arithmetic: Arithmetic):
+    def __init__(self, in_dim: int, out_dim: int, *, use_bias: bool, arithmetic: Arithmetic):
+        self.weight = _empty((out_dim, in_dim), arithmetic.dtype)
         self.bias = _empty((out_dim,), arithmetic.dtype) if use_bias else None
         self.backend = arithmetic.backend
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        if self.bias is None:
-            return self.product(x, x.dtype)
-        y = self.product(x, jnp.dtype("float32"))
-        return (y + self.bias[...].astype(jnp.float32)[None, :]).astype(x.dtype)
-
-    def product(self, x: jax.Array, out_dtype: jnp.dtype) -> jax.Array:
-        """Without the bias, rounded once, to out_dtype."""
-        raise NotImplementedError
+        product = partial(matmul, x, self.weight[...], backend=self.backend)
+        return _with_bias(product, self.bias, x.dtype)
 
 
-class Linear(Product):
-    """With weights in the model's dtype."""
-
-    def __init__(self, in_dim: int, out_dim: int, *, use_bias: bool, arithmetic: Arithmetic):
-        super().__init__(out_dim, use_bias=use_bias, arithmetic=arithmetic)
-        self.weight = _empty((out_dim, in_dim), arithmetic.dtype)
-
-    def product(self, x: jax.Array, out_dtype: jnp.dtype) -> jax.Array:
-        return matmul(x, self.weight[...], out_dtype=out_dtype, backend=self.backend)
-
-
-class QuantizedLinear(Product):
-    """With weights of 8 or 4 bits: `q`, and a `scale` for each group of inputs and output.
+class QuantizedLinear(nnx.Module):
+    """The same with weights of 8 or 4 bits: `q`, and a `scale` for each group of inputs and output.
 
     Layouts: pallas_kernels/int8_matmul.py, int4_matmul.py.
     """
@@ -71,7 +66,6 @@ class QuantizedLinear(Product):
         arithmetic: Arithmetic,
         weights: WeightFormat,
     ):
-        super().__init__(out_dim, use_bias=use_bias, arithmetic=arithmetic)
         group_size = weights.group_size or in_dim
         if in_dim % group_size:
             raise ConfigError(
@@ -80,11 +74,13 @@ class QuantizedLinear(Product):
             )
         self.q = _empty((out_dim, in_dim * weights.bits // 8), jnp.dtype("int8"))
         self.scale = _empty((in_dim // group_size, out_dim), jnp.dtype("float32"))
-        self.bits = weights.bits
+        self.bias = _empty((out_dim,), arithmetic.dtype) if use_bias else None
+        self.bits, self.backend = weights.bits, arithmetic.backend
 
-    def product(self, x: jax.Array, out_dtype: jnp.dtype) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         operation = int8_matmul if self.bits == 8 else int4_matmul
-        return operation(x, self.q[...], self.scale[...], out_dtype=out_dtype, backend=self.backend)
+        product = partial(operation, x, self.q[...], self.scale[...], backend=self.backend)
+        return _with_bias(product, self.bias, x.dtype)
 
 
 def layer_product(
