@@ -14,12 +14,20 @@ from jaxinfer.stats import PoolStats, RequestStats, StepStats
 class Observer(Protocol):
     """Takes the facts.
 
-    The first two are called on the engine thread, the others on the event loop.
+    The first four are called on the engine thread, the others on the event loop.
     """
 
     def on_step(self, step: StepStats, pool: PoolStats) -> None: ...
 
     def on_finish(self, stats: RequestStats, reason: FinishReason) -> None: ...
+
+    def on_retry(self, num_sequences: int) -> None:
+        """A step failed; so many of its sequences begin again behind what they have."""
+        ...
+
+    def on_rebuild(self, duration_s: float) -> None:
+        """The KV pool was lost and has been made anew."""
+        ...
 
     def on_first_token(self, ttft_s: float) -> None: ...
 

@@ -36,12 +36,20 @@ class Facts:
         self.ends: list[FinishReason] = []
         self.first: list[float] = []
         self.gaps: list[float] = []
+        self.retries: list[int] = []
+        self.rebuilds: list[float] = []
 
     def on_step(self, step, pool) -> None:
         self.steps.append((step, pool))
 
     def on_finish(self, stats, reason) -> None:
         self.ends.append(reason)
+
+    def on_retry(self, num_sequences: int) -> None:
+        self.retries.append(num_sequences)
+
+    def on_rebuild(self, duration_s: float) -> None:
+        self.rebuilds.append(duration_s)
 
     def on_first_token(self, ttft_s: float) -> None:
         self.first.append(ttft_s)

@@ -28,6 +28,10 @@ class Seen:
 
     def on_finish(self, stats, reason) -> None: ...
 
+    def on_retry(self, num_sequences: int) -> None: ...
+
+    def on_rebuild(self, duration_s: float) -> None: ...
+
     def on_first_token(self, ttft_s: float) -> None:
         self.first.append(ttft_s)
 

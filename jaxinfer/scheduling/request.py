@@ -31,4 +31,5 @@ class Request:
     arrival_s: float = 0.0  # of the engine's clock
     priority: int = 0  # lower runs first
     deadline_s: float | None = None  # of the engine's clock: ended with `timeout` after it
+    queue_deadline_s: float | None = None  # the same, if it has not started by then
     cache_salt: str = ""  # prefix pages are shared only within one salt

@@ -19,7 +19,10 @@ from jaxinfer.server.histogram import GAP_SECONDS, LONG_SECONDS, SECONDS, Histog
 from jaxinfer.stats import PoolStats, RequestStats, StepStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-REJECT_REASONS = ("overloaded", "draining", "loading", "invalid", "unauthorized", "too_large")
+REJECT_REASONS = (
+    *("overloaded", "queue_timeout", "deadline", "draining", "loading", "breaker_open"),
+    *("invalid", "unauthorized", "too_large", "too_slow"),
+)
 PAGE_STATES = ("used", "cached", "free")
 COMPILE_PHASES = ("startup", "serving")
 MAX_TOKENS = 131072  # of a request; bounds the buckets, which are made before the model is known
@@ -71,6 +74,12 @@ class Metrics:
         if stats.first_scheduled_s is not None and stats.first_token_s is not None:
             self._prefill.observe(stats.first_token_s - stats.first_scheduled_s)
             self._decode.observe(stats.finished_s - stats.first_token_s)
+
+    def on_retry(self, num_sequences: int) -> None:
+        self._retries.inc(num_sequences)
+
+    def on_rebuild(self, duration_s: float) -> None:
+        self._rebuilds.inc()
 
     def on_first_token(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)
@@ -184,6 +193,8 @@ class Metrics:
             "prefix_cache_hits", "Prompt tokens found in the prefix cache"
         )
         self._aborted = self._counter("aborted", "Choices ended because the client went away")
+        self._retries = self._counter("request_retries", "Choices begun again after a failed step")
+        self._rebuilds = self._counter("engine_rebuilds", "Times that the KV pool was made anew")
         success = Counter(
             "jaxinfer:request_success",
             "Choices ended, by reason",
