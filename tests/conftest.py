@@ -20,6 +20,7 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
 SKIPPED_UNLESS_CHOSEN = {
     "slow": "takes minutes; `make test-slow` or -m slow runs it",
+    "load": "takes minutes and all cores; `pytest -m load` runs it",
     "aot": "needs JAX's CUDA plugin, but no GPU; `make test-aot` installs it and runs it",
     "oracle": "needs torch and transformers; `make oracle` installs them and runs it",
 }

@@ -1,110 +1,31 @@
-"""Models of two layers with random weights, as checkpoint files written on the fly."""
+"""Tiny models, built: their files are those of bench/tiny_model.py."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors.numpy import save_file
-
+from bench.tiny_model import (
+    EOS,
+    TEMPLATE,
+    tensor_shapes,
+    tiny_config,
+    tiny_tensors,
+    write_checkpoint,
+)
 from jaxinfer.build import Built, build
 from jaxinfer.config import EngineConfig, replace
-from tests.tiny_tokenizers import byte_level
 
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-EOS = "<|im_end|>"
-
-
-def tiny_config(**changes: Any) -> dict[str, Any]:
-    """config.json of a Llama with grouped heads whose width is not the hidden size."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": byte_level().get_vocab_size(),
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 640,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
-        "hidden_act": "silu",
-    }
-    return config | changes
-
-
-def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of such a checkpoint, in Hugging Face's words."""
-    dim, mlp, vocab = (config[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
-    q, kv = (config[k] * config["head_dim"] for k in ("num_attention_heads", "num_key_value_heads"))
-    has_bias = config.get("attention_bias") or config["model_type"] == "qwen2"
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (vocab, dim),
-        "model.norm.weight": (dim,),
-    }
-    for i in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{i}"
-        shapes |= {
-            f"{layer}.input_layernorm.weight": (dim,),
-            f"{layer}.post_attention_layernorm.weight": (dim,),
-            f"{layer}.self_attn.q_proj.weight": (q, dim),
-            f"{layer}.self_attn.k_proj.weight": (kv, dim),
-            f"{layer}.self_attn.v_proj.weight": (kv, dim),
-            f"{layer}.self_attn.o_proj.weight": (dim, q),
-            f"{layer}.mlp.gate_proj.weight": (mlp, dim),
-            f"{layer}.mlp.up_proj.weight": (mlp, dim),
-            f"{layer}.mlp.down_proj.weight": (dim, mlp),
-        }
-        if has_bias:
-            shapes |= {
-                f"{layer}.self_attn.{x}_proj.bias": (size,)
-                for x, size in (("q", q), ("k", kv), ("v", kv))
-            }
-        if config.get("attention_bias"):
-            shapes[f"{layer}.self_attn.o_proj.bias"] = (dim,)
-        if config.get("mlp_bias"):
-            shapes |= {
-                f"{layer}.mlp.{x}_proj.bias": (size,)
-                for x, size in (("gate", mlp), ("up", mlp), ("down", dim))
-            }
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (vocab, dim)
-    return shapes
-
-
-def tiny_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """Random float32 tensors, scaled so that the model's choices are neither flat nor certain."""
-    rng = np.random.default_rng(seed)
-    tensors = {}
-    for name, shape in tensor_shapes(config).items():
-        is_norm = name.endswith("norm.weight")
-        scale = 0.1 if is_norm else 0.5 if name.endswith("bias") else 1.5 * shape[-1] ** -0.5
-        values = rng.normal(size=shape) * scale + (1.0 if is_norm else 0.0)
-        tensors[name] = values.astype(np.float32)
-    return tensors
-
-
-def write_checkpoint(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
-    """A complete Hugging Face folder; `changes` are keys of config.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    backend = byte_level()
-    config = tiny_config(**changes)
-    config.setdefault("eos_token_id", backend.token_to_id(EOS))
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tiny_tensors(config, seed), folder / "model.safetensors")
-    backend.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": EOS, "chat_template": TEMPLATE})
-    )
-    return folder
+__all__ = [
+    "EOS",
+    "TEMPLATE",
+    "build_tiny",
+    "tensor_shapes",
+    "tiny_config",
+    "tiny_engine_config",
+    "tiny_tensors",
+    "write_checkpoint",
+]
 
 
 def tiny_engine_config(model: Path, cache_dir: Path, **fields: Any) -> EngineConfig:
