@@ -89,7 +89,7 @@ def expected_tokens(prompt: tuple[int, ...], sampling: SamplingParams, number: i
     return context[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", ALL.keys() - {"temperature"})
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"temperature"}))
 @pytest.mark.parametrize("others", [{}, {"temperature": 1.0, "top_k": 3, "logprobs": 5}])
 def test_each_of_them_asks_for_the_penalized_sampler(name: str, others: dict[str, Any]):
     world = World()
