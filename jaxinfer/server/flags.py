@@ -225,6 +225,20 @@ FLAGS: tuple[Flag, ...] = (
         "shutdown_timeout_s",
     ),
     Flag(
+        "memory-watch-window",
+        positive,
+        1800.0,
+        "seconds in which memory must keep rising at equal load for the growth alarm",
+        "memory_watch_window_s",
+    ),
+    Flag(
+        "memory-watch-rise",
+        size_in_bytes,
+        16 * 2**20,
+        "bytes by which it must rise in that time",
+        "memory_watch_rise_bytes",
+    ),
+    Flag(
         "compile-only",
         switch,
         False,

@@ -24,6 +24,8 @@ import uvicorn
 
 from jaxinfer.async_engine import AsyncEngine
 from jaxinfer.server.app import create_app
+from jaxinfer.server.growth_alarm import GrowthAlarm
+from jaxinfer.server.memory_watch import MemoryWatch
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.sampling import usable_defaults
 from jaxinfer.server.settings import ServeSettings
@@ -281,12 +283,20 @@ class _Serving:
 
     async def _report_status(self) -> None:
         status = StatusLine(self._metrics, time.monotonic())
+        growth = GrowthAlarm(self._memory_watch(), self._state)
         while True:
             await asyncio.sleep(STATUS_EVERY_S)
+            growth.sample()
             if self._engine is not None:
                 line = status.line(self._engine.pool_stats, time.monotonic())
                 if line is not None:
                     log.info(line)
+
+    def _memory_watch(self) -> MemoryWatch:
+        return MemoryWatch(
+            window_s=self._settings.memory_watch_window_s,
+            min_rise_bytes=self._settings.memory_watch_rise_bytes,
+        )
 
     def _url(self) -> str:
         host, port = self._listener.getsockname()[:2]

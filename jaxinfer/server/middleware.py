@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jaxinfer.server.dashboard_page import KEYLESS_PATHS
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.replies import error_body, json_reply
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
-OPEN_PATHS = ("/health", "/ready")
+OPEN_PATHS = ("/health", "/ready", *KEYLESS_PATHS)
 
 
 class RequestIds:

@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from jaxinfer.errors import InvalidRequest, JaxInferError, Overloaded, Unavailable
 from jaxinfer.server.body import BodyTimeout, BodyTooLarge, read_body
+from jaxinfer.server.dashboard_page import dashboard_routes
 from jaxinfer.server.generation import ChatEndpoint, CompletionEndpoint
 from jaxinfer.server.metrics import CONTENT_TYPE
 from jaxinfer.server.prompts import check_token_ids, encode_chat
@@ -65,6 +66,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
         Route("/v1/completions", CompletionEndpoint(state), methods=["POST"]),
         Route("/tokenize", rest.tokenize, methods=["POST"]),
         Route("/detokenize", rest.detokenize, methods=["POST"]),
+        *dashboard_routes(state),
         *absent,
     ]
 

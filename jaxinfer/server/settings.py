@@ -33,6 +33,8 @@ class ServeSettings:
     served_model_names: tuple[str, ...]  # empty: the model's own name
     api_keys: tuple[str, ...]
     shutdown_timeout_s: float
+    memory_watch_window_s: float
+    memory_watch_rise_bytes: int
     compile_only: bool
     log_level: str
     log_format: str

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from jaxinfer.server.metrics import resident_bytes
+from jaxinfer.server.process_memory import resident_bytes
 from jaxinfer.server.replies import json_reply
 from jaxinfer.server.state import Limits
 from tests.server.house import House, letter_tokenizer, open_house

@@ -8,7 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jaxinfer.scheduling.request import FinishReason
 from jaxinfer.server.histogram import Histogram, one_two_five
-from jaxinfer.server.metrics import Metrics, resident_bytes
+from jaxinfer.server.metrics import Metrics
+from jaxinfer.server.process_memory import resident_bytes
 from jaxinfer.stats import PoolStats, RequestStats, StepStats
 from tests.server.house import House, open_house
 

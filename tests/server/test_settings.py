@@ -111,6 +111,8 @@ EXAMPLES = {
     "max-queued-requests": "5",
     "request-timeout": "6",
     "shutdown-timeout": "7",
+    "memory-watch-window": "900",
+    "memory-watch-rise": "8MiB",
     "compile-only": "true",
     "log-level": "error",
     "log-format": "json",
