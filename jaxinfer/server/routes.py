@@ -140,6 +140,7 @@ def exception_handlers(
         return json_reply(body, 413, {"connection": "close"})
 
     async def too_slow(request: Request, error: BodyTimeout) -> Response:
+        state.metrics.on_reject("too_slow")
         body = error_body(408, str(error), code="body_timeout")
         return json_reply(body, 408, {"connection": "close"})
 
