@@ -26,7 +26,9 @@ def create_app(state: ServerState, edge: Edge | None = None) -> ASGIApp:
     none, and a page may read why it got a 401.
     """
     edge = edge or Edge()
-    app: ASGIApp = Starlette(routes=routes(state), exception_handlers=exception_handlers(state))
+    app: ASGIApp = Starlette(
+        routes=routes(state, edge), exception_handlers=exception_handlers(state)
+    )
     app = Keys(app, keys=state.api_keys, edge=edge, metrics=state.metrics)
     if edge.cors_origins:
         app = CORSMiddleware(

@@ -129,7 +129,7 @@ class Keys:
         self._app = app
         self._digests = _digests(keys)
         self._admin_digests = _digests(edge.admin_keys)
-        self._open_paths = (*OPEN_PATHS, *(("/metrics",) if edge.open_metrics else ()))
+        self._open_paths = open_paths_of(edge)
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,6 +163,11 @@ class Keys:
         kind = "admin" if needs_admin else "API"
         message = f"a valid {kind} key is needed: send 'Authorization: Bearer KEY'"
         return 401, message, "invalid_api_key"
+
+
+def open_paths_of(edge: Edge) -> tuple[str, ...]:
+    """Paths that need no key."""
+    return (*OPEN_PATHS, "/metrics") if edge.open_metrics else OPEN_PATHS
 
 
 def path_of(scope: Scope) -> str:
