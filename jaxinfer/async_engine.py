@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IDLE_TURN_S = 1.0  # an idle thread turns this often, so that its last turn shows that it lives
+FLUSH_WITHIN_S = 30.0
 RETRY_AFTER_S = 5.0  # told to those who come while the engine drains or after it died
 
 
@@ -46,6 +47,11 @@ class _Submit:
 @dataclass(frozen=True, slots=True)
 class _Abort:
     request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    done: asyncio.Future[int]
 
 
 class AsyncEngine:
@@ -68,7 +74,7 @@ class AsyncEngine:
         self._engine = engine
         self._observer = observer
         self.clock = clock
-        self._inbox: deque[_Submit | _Abort] = deque()
+        self._inbox: deque[_Submit | _Abort | _Flush] = deque()
         self._wakeup = threading.Event()
         self._stopping = False
         self._draining = False
@@ -112,6 +118,22 @@ class AsyncEngine:
         stream = self._stream(request_id)
         if stream is not None:
             stream.close()
+
+    async def flush_cache(self) -> int:
+        """See Engine.flush_cache; between two steps.
+
+        Raises: Unavailable while draining, or when the engine has died or takes FLUSH_WITHIN_S.
+        """
+        self._check_open()
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._inbox.append(_Flush(done))
+        self._wakeup.set()
+        try:
+            return await asyncio.wait_for(done, FLUSH_WITHIN_S)
+        except TimeoutError:
+            raise Unavailable(
+                f"the engine did not answer in {FLUSH_WITHIN_S:g} s", retry_after_s=RETRY_AFTER_S
+            ) from None
 
     @property
     def pool_stats(self) -> PoolStats:
@@ -211,6 +233,9 @@ class AsyncEngine:
         changed = bool(self._inbox)
         while self._inbox:
             message = self._inbox.popleft()
+            if isinstance(message, _Flush):
+                self._call(_fulfil, message.done, self._engine.flush_cache())
+                continue
             if isinstance(message, _Abort):
                 self._observe_ends(self._engine.abort(message.request_id))
                 continue
@@ -284,3 +309,8 @@ class AsyncEngine:
             stream.fail(failure)
         self._streams.clear()
         self._note_drained()
+
+
+def _fulfil(future: asyncio.Future[int], value: int) -> None:
+    if not future.done():  # nobody waits any more
+        future.set_result(value)

@@ -154,6 +154,13 @@ class Engine:
         """Ends everything with `error`; returns the last outputs."""
         return self._fail(list(self._choices), error)
 
+    def flush_cache(self) -> int:
+        """Forgets cached pages; those of live sequences stay, and can be found.
+
+        Returns: how many pages are free now that were cached.
+        """
+        return self._scheduler.pool.evict_all()
+
     def has_work(self) -> bool:
         return self._scheduler.has_work()
 

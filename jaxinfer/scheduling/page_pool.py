@@ -162,6 +162,13 @@ class PagePool:
                     break
                 self.index.remove(page)
 
+    def evict_all(self) -> int:
+        """Forgets what nobody owns. Returns: how many pages were cached and are free now."""
+        num_cached = len(self._cached)
+        while self._cached:
+            self._free.append(self._evict())
+        return num_cached
+
     def check_integrity(self, page_tables: Iterable[Pages[int]] | None = None) -> None:
         """Checks that free + cached + used == num_pages and that no page is in two states.
 

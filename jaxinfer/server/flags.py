@@ -17,6 +17,7 @@ from jaxinfer.config import (
     ModelSource,
     SchedulerConfig,
 )
+from jaxinfer.server.edge import Edge
 from jaxinfer.server.state import Limits
 
 ENV_PREFIX = "JAXINFER_"
@@ -27,7 +28,7 @@ class Flag:
     """One flag.
 
     `sets` says where its value goes: "engine.<field>" of EngineConfig or one of its parts,
-    "limits.<field>" of Limits, or a field of ServeSettings.
+    "limits.<field>" of Limits, "edge.<field>" of Edge, or a field of ServeSettings.
     """
 
     name: str  # with dashes
@@ -109,6 +110,7 @@ _SOURCE, _CACHE, _SCHEDULER, _ENGINE = (
     EngineConfig(),
 )
 _LIMITS = Limits()
+_EDGE = Edge()
 
 FLAGS: tuple[Flag, ...] = (
     Flag("model", str, _SOURCE.model, "path, hub id, .gguf file or catalog name", "engine.model"),
@@ -144,6 +146,44 @@ FLAGS: tuple[Flag, ...] = (
     Flag("root-path", str, "", "path prefix that a proxy strips", "root_path"),
     Flag("api-key", names, (), "keys that open the server, by commas", "api_keys", is_secret=True),
     Flag("api-key-file", Path, None, "file with one key per line", "api_keys"),
+    Flag(
+        "admin-key",
+        names,
+        (),
+        "keys that open /admin/ and everything else, by commas",
+        "edge.admin_keys",
+        is_secret=True,
+    ),
+    Flag("admin-key-file", Path, None, "file with one admin key per line", "edge.admin_keys"),
+    Flag("open-metrics", switch, _EDGE.open_metrics, "/metrics without a key", "edge.open_metrics"),
+    Flag(
+        "cors-origin",
+        names,
+        (),
+        "origins whose pages may call, by commas, or *",
+        "edge.cors_origins",
+    ),
+    Flag(
+        "allowed-host",
+        names,
+        (),
+        "names that the Host header may give, by commas (any)",
+        "edge.allowed_hosts",
+    ),
+    Flag(
+        "max-connections",
+        count,
+        _LIMITS.max_connections,
+        "open connections; the requests of more get 503",
+        "limits.max_connections",
+    ),
+    Flag(
+        "max-body-bytes",
+        size_in_bytes,
+        _LIMITS.max_body_bytes,
+        "of a request, e.g. 4MiB; longer ones get 413",
+        "limits.max_body_bytes",
+    ),
     Flag(
         "max-model-len",
         count,
@@ -254,5 +294,6 @@ FLAGS: tuple[Flag, ...] = (
         ("debug", "info", "warning", "error"),
     ),
     Flag("log-format", str, "console", "how it is logged", "log_format", ("console", "json")),
+    Flag("log-requests", switch, _EDGE.log_requests, "a line per request", "edge.log_requests"),
 )
 FLAG_OF = {flag.key: flag for flag in FLAGS}

@@ -26,6 +26,7 @@ from jaxinfer.server.body import read_body
 from jaxinfer.server.prompts import check_length, check_token_ids, encode_chat
 from jaxinfer.server.protocol import ChatRequest, CompletionRequest, parse
 from jaxinfer.server.replies import body_of, encode, json_reply
+from jaxinfer.server.request_record import note
 from jaxinfer.server.sampling import chat_sampling, completion_sampling
 from jaxinfer.server.sse import ClientGone, Departure, EventSender
 from jaxinfer.server.state import ServedModel, ServerState
@@ -110,17 +111,18 @@ class GenerationEndpoint(ABC):
         writer = self.writer(_shape(served, plan))
         writer.tally.prompt = sum(map(len, prompts))
         stream = served.engine.submit(*self._requests(writer.id, plan, prompts, arrival_s))
+        calls = Reading(stream, writer, plan.sampling.n)
         try:
             departure.call(stream.close)
             await self._accepted(stream, plan)
             departure.check()
-            calls = Reading(stream, writer, plan.sampling.n)
             if plan.fields.stream:
                 await self._send_stream(calls, departure, send)
             else:
                 await self._send_whole(calls, departure, send)
         finally:
             stream.close()
+            calls.note(arrival_s)
 
     def _token_ids(
         self, served: ServedModel, fields: ChatRequest | CompletionRequest
@@ -248,6 +250,8 @@ class Reading:
         self._stream = stream
         self._n = n
         self._failure: JaxInferError | None = None
+        self._first_token_s: float | None = None  # of the choices that have ended
+        self._ends: set[FinishReason] = set()
 
     async def next(self, timeout_s: float | None) -> list[tuple[int, RequestOutput]] | None:
         """[] after `timeout_s` of silence, None at the end.
@@ -261,6 +265,7 @@ class Reading:
             return None
         good: list[tuple[int, RequestOutput]] = []
         for output in outputs:
+            self._note_end(output)
             self._failure = failure_of(output)
             if self._failure is not None:
                 break
@@ -268,6 +273,24 @@ class Reading:
         if self._failure is not None and not good:
             raise self._failure
         return good
+
+    def note(self, arrival_s: float) -> None:
+        """For the access log: what the call took and gave, and how it ended."""
+        first_s = self._first_token_s
+        note(
+            id=self.writer.id,
+            prompt_tokens=self.writer.tally.prompt,
+            output_tokens=self.writer.tally.completion,
+            ttft_s=None if first_s is None else first_s - arrival_s,
+            finish="+".join(sorted(self._ends)) or FinishReason.ABORT.value,
+        )
+
+    def _note_end(self, output: RequestOutput) -> None:
+        if output.finish_reason is not None:
+            self._ends.add(output.finish_reason)
+        if output.stats is not None and output.stats.first_token_s is not None:
+            times = (self._first_token_s, output.stats.first_token_s)
+            self._first_token_s = min(s for s in times if s is not None)
 
     def _index(self, output: RequestOutput) -> int:
         prompt = int(output.request_id.rpartition("-")[2])

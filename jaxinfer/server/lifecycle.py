@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import ipaddress
 import logging
 import os
 import socket
@@ -24,6 +25,7 @@ import uvicorn
 
 from jaxinfer.async_engine import AsyncEngine
 from jaxinfer.server.app import create_app
+from jaxinfer.server.connection import protocol
 from jaxinfer.server.growth_alarm import GrowthAlarm
 from jaxinfer.server.memory_watch import MemoryWatch
 from jaxinfer.server.metrics import Metrics
@@ -155,11 +157,12 @@ class _Serving:
 
     def run(self) -> int:
         config = uvicorn.Config(
-            create_app(self._state),
+            create_app(self._state, self._settings.edge),
+            http=protocol(self._settings.limits),
             log_config=None,
             lifespan="off",
             ws="none",
-            access_log=self._settings.log_level == "debug",
+            access_log=False,
             server_header=False,
             root_path=self._settings.root_path,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -194,6 +197,9 @@ class _Serving:
 
     async def _load(self, server: uvicorn.Server) -> None:
         self._say(f"listening on {self._url()}")
+        address = self._listener.getsockname()[0]
+        if not self._settings.api_keys and not ipaddress.ip_address(address).is_loopback:
+            self._say(f"warning: whoever reaches {address} may use this server; set --api-key")
         try:
             self._become_ready(await self._build_on_thread())
         except Exception as error:

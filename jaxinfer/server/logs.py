@@ -7,6 +7,8 @@ import logging
 import sys
 import time
 
+from jaxinfer.server.request_record import CURRENT
+
 LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -16,7 +18,9 @@ LEVELS = {
 
 
 class JsonFormatter(logging.Formatter):
-    """{"time", "level", "logger", "message", "exception"?} per line."""
+    """{"time", "level", "logger", "message"} per line; of a request also its ids, in the access log
+    its facts; "exception" where there is one.
+    """
 
     converter = time.gmtime
 
@@ -26,10 +30,34 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **_ids(),
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """Time, level, message; of a request also its id."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        ids = _ids()
+        return f"{line} [{ids['request_id']}]" if ids else line
+
+
+def set_level(level: str) -> None:
+    """Of our own packages; libraries speak from WARNING on.
+
+    Args:
+        level: a key of LEVELS.
+    """
+    for name in ("jaxinfer", "checkpoints", "pallas_kernels"):
+        logging.getLogger(name).setLevel(LEVELS[level])
 
 
 def configure_logs(level: str, form: str) -> None:
@@ -40,14 +68,14 @@ def configure_logs(level: str, form: str) -> None:
         form: "console" or "json".
     """
     handler = logging.StreamHandler(sys.stderr)
-    if form == "json":
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(JsonFormatter() if form == "json" else ConsoleFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(LEVELS[level], logging.WARNING))
-    for name in ("jaxinfer", "checkpoints", "pallas_kernels"):
-        logging.getLogger(name).setLevel(LEVELS[level])
-    if level == "debug":
-        logging.getLogger("uvicorn").setLevel(logging.INFO)  # a line per request
+    set_level(level)
+
+
+def _ids() -> dict[str, str]:
+    """Of the request that the line is about, if any."""
+    record = CURRENT.get()
+    return {} if record is None else record.ids()

@@ -115,6 +115,30 @@ class ModelCard(Struct):
     parent: None = None
 
 
+class ModelList(Struct):
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class PhaseReply(Struct):
+    status: str
+
+
+class VersionReply(Struct):
+    version: str
+
+
+class Tokenized(Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class Detokenized(Struct):
+    prompt: str
+
+
 class ErrorDetail(Struct):
     message: str
     type: str

@@ -14,10 +14,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from jaxinfer.errors import InvalidRequest, JaxInferError, Overloaded, Unavailable
+from jaxinfer.server.admin import ADMIN_OPERATIONS, admin_routes
 from jaxinfer.server.body import BodyTimeout, BodyTooLarge, read_body
 from jaxinfer.server.dashboard_page import dashboard_routes
+from jaxinfer.server.edge import Edge
 from jaxinfer.server.generation import ChatEndpoint, CompletionEndpoint
 from jaxinfer.server.metrics import CONTENT_TYPE
+from jaxinfer.server.middleware import open_paths_of
+from jaxinfer.server.openapi import Operation, document
 from jaxinfer.server.prompts import check_token_ids, encode_chat
 from jaxinfer.server.protocol import (
     ChatRequest,
@@ -25,7 +29,21 @@ from jaxinfer.server.protocol import (
     TokenizeRequest,
     parse,
 )
-from jaxinfer.server.replies import ModelCard, error_body, error_reply, json_reply
+from jaxinfer.server.replies import (
+    ChatChoice,
+    ChatDelta,
+    Completion,
+    CompletionChoice,
+    Detokenized,
+    ModelCard,
+    ModelList,
+    PhaseReply,
+    Tokenized,
+    VersionReply,
+    error_body,
+    error_reply,
+    json_reply,
+)
 from jaxinfer.server.state import ServedModel, ServerState
 from jaxinfer.version import __version__
 
@@ -43,19 +61,34 @@ ABSENT_FEATURES: Mapping[str, str] = {
 ForTokenizer = TypeVar("ForTokenizer", TokenizeRequest, DetokenizeRequest)
 
 
-class ModelList(msgspec.Struct):
-    data: list[ModelCard]
-    object: str = "list"
+# What each route takes and gives, for openapi.py; its path and methods are the route's own.
+OPERATIONS: Mapping[str, Operation] = {
+    "/health": Operation(PhaseReply),
+    "/ready": Operation(PhaseReply),
+    "/metrics": Operation(media_type="text/plain"),
+    "/version": Operation(VersionReply),
+    "/v1/models": Operation(ModelList),
+    "/v1/models/{name:path}": Operation(ModelCard, statuses=(404,)),
+    "/v1/chat/completions": Operation(
+        Completion, ChatEndpoint.wire, choice=ChatChoice, event=ChatDelta
+    ),
+    "/v1/completions": Operation(
+        Completion, CompletionEndpoint.wire, choice=CompletionChoice, event=CompletionChoice
+    ),
+    "/tokenize": Operation(Tokenized, TokenizeRequest),
+    "/detokenize": Operation(Detokenized, DetokenizeRequest),
+    **ADMIN_OPERATIONS,
+}
 
 
-def routes(state: ServerState) -> list[BaseRoute]:
+def routes(state: ServerState, edge: Edge) -> list[BaseRoute]:
     """All of them."""
     rest = _Routes(state)
     absent = [
         Route(path, _absent, methods=["GET", "POST"], name=feature)
         for path, feature in ABSENT_FEATURES.items()
     ]
-    return [
+    found: list[BaseRoute] = [
         Route("/health", rest.health),
         Route("/ready", rest.ready),
         Route("/metrics", rest.metrics),
@@ -67,8 +100,16 @@ def routes(state: ServerState) -> list[BaseRoute]:
         Route("/tokenize", rest.tokenize, methods=["POST"]),
         Route("/detokenize", rest.detokenize, methods=["POST"]),
         *dashboard_routes(state),
+        *admin_routes(state),
         *absent,
     ]
+    open_paths = open_paths_of(edge) if state.api_keys else None
+    described = json_reply(document(found, OPERATIONS, open_paths=open_paths))
+
+    async def openapi(request: Request) -> Response:
+        return described
+
+    return [*found, Route("/openapi.json", openapi)]
 
 
 class _Routes:
@@ -80,7 +121,7 @@ class _Routes:
         ailment = self._state.ailment()
         if ailment is not None:
             return error_reply(Unavailable(ailment, retry_after_s=60.0, code="unhealthy"))
-        return json_reply({"status": self._state.phase})
+        return json_reply(PhaseReply(self._state.phase))
 
     async def ready(self, request: Request) -> Response:
         """Readiness: 200 only while requests are taken."""
@@ -88,13 +129,13 @@ class _Routes:
         ailment = self._state.ailment()
         if ailment is not None:
             raise Unavailable(ailment, retry_after_s=60.0, code="unhealthy")
-        return json_reply({"status": "ready"})
+        return json_reply(PhaseReply("ready"))
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._state.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def version(self, request: Request) -> Response:
-        return json_reply({"version": __version__})
+        return json_reply(VersionReply(__version__))
 
     async def models(self, request: Request) -> Response:
         served = self._state.served()
@@ -114,7 +155,7 @@ class _Routes:
         self,
         request: Request,
         kind: type[ForTokenizer],
-        make: Callable[[ServedModel, ForTokenizer], dict[str, Any]],
+        make: Callable[[ServedModel, ForTokenizer], msgspec.Struct],
     ) -> Response:
         """The reply that `make` gives; made and encoded on a thread of the pool."""
         served = self._state.served()
@@ -142,6 +183,7 @@ def exception_handlers(
         return json_reply(body, 413, {"connection": "close"})
 
     async def too_slow(request: Request, error: BodyTimeout) -> Response:
+        state.metrics.on_reject("too_slow")
         body = error_body(408, str(error), code="body_timeout")
         return json_reply(body, 408, {"connection": "close"})
 
@@ -178,15 +220,11 @@ def _card(served: ServedModel, name: str) -> ModelCard:
     return ModelCard(name, served.created, served.root, served.max_model_len)
 
 
-def _tokenized(served: ServedModel, wire: TokenizeRequest) -> dict[str, Any]:
+def _tokenized(served: ServedModel, wire: TokenizeRequest) -> Tokenized:
     ids = _tokenize(served, wire)
-    reply: dict[str, Any] = {
-        "count": len(ids),
-        "max_model_len": served.max_model_len,
-        "tokens": ids,
-    }
+    reply = Tokenized(len(ids), served.max_model_len, ids)
     if wire.return_token_strs:
-        reply["token_strs"] = [served.tokenizer.token_text(i) for i in ids]
+        reply.token_strs = [served.tokenizer.token_text(i) for i in ids]
     return reply
 
 
@@ -204,9 +242,9 @@ def _tokenize(served: ServedModel, wire: TokenizeRequest) -> list[int]:
     return encode_chat(served, chat)
 
 
-def _detokenized(served: ServedModel, wire: DetokenizeRequest) -> dict[str, Any]:
+def _detokenized(served: ServedModel, wire: DetokenizeRequest) -> Detokenized:
     ids = check_token_ids(wire.tokens, served.tokenizer.vocab_size, "tokens")
-    return {"prompt": served.tokenizer.decode(ids, skip_special_tokens=False)}
+    return Detokenized(served.tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def _reject_reason(error: JaxInferError) -> str | None:

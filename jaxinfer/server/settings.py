@@ -15,10 +15,12 @@ import yaml
 
 from jaxinfer.config import EngineConfig, replace
 from jaxinfer.errors import ConfigError
+from jaxinfer.server.edge import Edge, check_key
 from jaxinfer.server.flags import ENV_PREFIX, FLAG_OF, FLAGS, Flag, names, switch
 from jaxinfer.server.state import Limits
 
 MASK = "***"
+KEY_FILES = ("api-key-file", "admin-key-file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class ServeSettings:
 
     engine: EngineConfig
     limits: Limits
+    edge: Edge
     host: str
     port: int
     root_path: str
@@ -156,25 +159,46 @@ def _read(flag: Flag, text: str, where: str) -> Any:
 
 
 def _settings(values: Mapping[str, Any]) -> ServeSettings:
-    engine: dict[str, Any] = {}
-    limits: dict[str, Any] = {}
-    own: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {"engine": {}, "limits": {}, "edge": {}, "": {}}
     for flag in FLAGS:
         part, _, field_name = flag.sets.rpartition(".")
-        if flag.name != "api-key-file":
-            {"engine": engine, "limits": limits, "": own}[part][field_name] = values[flag.key]
-    own["api_keys"] = (*own["api_keys"], *_keys(values["api_key_file"]))
-    return ServeSettings(engine=replace(EngineConfig(), **engine), limits=Limits(**limits), **own)
+        if flag.name not in KEY_FILES:
+            parts[part][field_name] = values[flag.key]
+    own, edge = parts[""], parts["edge"]
+    own["api_keys"] = _keys(values, "api-key", own["api_keys"])
+    edge["admin_keys"] = _keys(values, "admin-key", edge["admin_keys"])
+    if set(own["api_keys"]) & set(edge["admin_keys"]):
+        raise ConfigError("a key is both an API key and an admin key; each needs its own")
+    return ServeSettings(
+        engine=replace(EngineConfig(), **parts["engine"]),
+        limits=Limits(**parts["limits"]),
+        edge=Edge(**edge),
+        **own,
+    )
 
 
-def _keys(path: Path | None) -> tuple[str, ...]:
-    if path is None:
-        return ()
+def _keys(values: Mapping[str, Any], flag: str, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The keys of a flag and of its file, each once, in their order."""
+    found = dict.fromkeys(given, f"--{flag}")
+    path: Path | None = values[f"{flag}-file".replace("-", "_")]
+    if path is not None:
+        found |= _keys_of_file(path, f"--{flag}-file {path}")
+    for key, where in found.items():
+        check_key(key, where)
+    return tuple(found)
+
+
+def _keys_of_file(path: Path, where: str) -> dict[str, str]:
+    """Each key, and where it stands."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file {path}: {error}") from None
-    found = tuple(line.strip() for line in lines if line.strip())
+        raise ConfigError(f"{where}: {error}") from None
+    found = {
+        line.strip(): f"{where}, line {number}"
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    }
     if not found:
-        raise ConfigError(f"--api-key-file {path}: the file holds no key")
+        raise ConfigError(f"{where}: the file holds no key")
     return found

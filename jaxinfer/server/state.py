@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -35,6 +36,11 @@ class Limits:
     max_queued_requests: int = 256  # queued and running
     max_body_bytes: int = 16 * 2**20
     body_s: float = 60.0  # for a body to arrive; then 408
+    max_connections: int = 512  # open ones; the requests of more get 503
+    max_target_bytes: int = 8 * 2**10  # path and query; then 414
+    max_header_bytes: int = 32 * 2**10  # all names and values; then 431
+    max_headers: int = 100  # then 431
+    header_s: float = 10.0  # for the head of a request to arrive; then 408
     request_timeout_s: float | None = None  # from arrival to the last token; None: none
     ping_s: float = 15.0  # of silence, then a comment on the stream
     stall_s: float = 60.0  # a reader that takes nothing for so long is cut off
@@ -73,7 +79,9 @@ class ServedModel:
 
     async def off_loop(self, work: Callable[[], Result]) -> Result:
         """Runs tokenizer work on a thread of the pool."""
-        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+        context = copy_context()  # so that a log line of the thread has the request's id
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.pool, context.run, work)
 
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)

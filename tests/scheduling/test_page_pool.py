@@ -124,6 +124,17 @@ def test_cached_pages_are_evicted_when_no_page_is_free():
     assert pool.match(sequence(range(16))) == []
 
 
+def test_all_that_is_cached_can_be_forgotten_and_what_is_used_stays():
+    pool = PagePool(6, SIZE)
+    end(pool, computed(pool, range(16)))
+    running = computed(pool, range(8))  # on the first two pages
+    assert counts(pool) == (2, 2, 2)
+    assert pool.evict_all() == 2
+    assert counts(pool) == (4, 0, 2)
+    assert pool.match(sequence(range(16))) == running.page_table
+    pool.check_integrity([running.page_table])
+
+
 def test_the_tail_of_a_sequence_is_evicted_before_its_head():
     pool = PagePool(4, SIZE)
     first = computed(pool, range(16))

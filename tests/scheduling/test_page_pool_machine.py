@@ -85,6 +85,12 @@ class PagePoolMachine(RuleBasedStateMachine):
             self.pool.forget(pages)
         self.pool.release(pages)
 
+    @rule()
+    def flush(self) -> None:
+        num_cached = self.pool.num_cached
+        assert self.pool.evict_all() == num_cached
+        assert self.pool.num_cached == 0
+
     @invariant()
     def every_page_is_in_one_state(self) -> None:
         pool = self.pool

@@ -30,6 +30,8 @@ from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.server.app import create_app
+from jaxinfer.server.connection import protocol
+from jaxinfer.server.edge import Edge
 from jaxinfer.server.lifecycle import bind
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.state import Limits, ServedModel, ServerState
@@ -205,6 +207,7 @@ def open_house(
     *,
     limits: Limits | None = None,
     api_keys: tuple[str, ...] = (),
+    edge: Edge | None = None,
     names: tuple[str, ...] = (MODEL,),
     defaults: dict[str, Any] | None = None,
     is_ready: bool = True,
@@ -221,7 +224,14 @@ def open_house(
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     started: list[tuple[AsyncEngine, asyncio.AbstractEventLoop]] = []
     server = _PromptServer(
-        uvicorn.Config(create_app(state), log_config=None, lifespan="off", ws="none")
+        uvicorn.Config(
+            create_app(state, edge),
+            http=protocol(state.limits),
+            log_config=None,
+            lifespan="off",
+            ws="none",
+            access_log=False,
+        )
     )
 
     async def run() -> None:

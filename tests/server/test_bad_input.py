@@ -288,6 +288,51 @@ def test_a_malformed_body_is_a_400(house: House, body: bytes):
         assert reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"prompt": NaN}', "not valid JSON"),
+        (b'{"prompt": "a", "temperature": -Infinity}', "not valid JSON"),
+        (b'{"prompt": "a\x00"}', "not valid JSON"),
+        (b'{"prompt": "\\udc00"}', "not valid JSON"),
+        (b'{"prompt": "a", "user": ' + b"9" * 100_000 + b"}", "Integer value out of range"),
+        (b'{"prompt": "a", "x": ' + b"[" * 100 + b"]" * 100 + b"}", "more than 100 levels"),
+        (b'{"prompt": "a", "x": ' + b'{"y":' * 100 + b"1" + b"}" * 101, "more than 100 levels"),
+        (b'{"prompt": [' + b"[]," * 600_000 + b"[]]}", "1200003 commas and brackets; at most"),
+    ],
+)
+def test_json_beyond_its_limits_is_a_400_that_names_the_limit(
+    house: House, body: bytes, words: str
+):
+    reply = house.client.post(f"{house.url}/v1/completions", content=body, timeout=20)
+    assert words in check(reply)
+
+
+def test_json_at_its_limits_is_read(house: House):
+    deep = b'{"prompt": "a", "max_tokens": 1, "x": ' + b"[" * 99 + b"]" * 99 + b"}"
+    wide = b'{"prompt": "a", "max_tokens": 1, "x": "' + b"," * 500_000 + b'"}'
+    for body in (deep, wide):
+        reply = house.client.post(f"{house.url}/v1/completions", content=body, timeout=20)
+        assert reply.status_code == 200, reply.text
+
+
+def test_of_a_name_that_comes_twice_the_last_value_counts(house: House):
+    body = b'{"prompt": "a", "max_tokens": 5, "max_tokens": 1}'
+    reply = house.client.post(f"{house.url}/v1/completions", content=body)
+    assert reply.json()["usage"]["completion_tokens"] == 1
+
+
+def test_nul_is_a_character_like_others_in_a_prompt_but_in_no_name(house: House):
+    assert house.complete("a\x00", max_tokens=1).json()["usage"]["prompt_tokens"] == 2
+    check(house.complete("a", model="letters\x00"), 404, "model", "model_not_found")
+
+
+def test_a_chat_holds_a_bounded_number_of_messages(house: House):
+    body = {"messages": [{"role": "user", "content": ""}] * 10_001}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        assert "length <= 10000" in check(house.post(path, body), param="messages")
+
+
 def test_a_prompt_that_the_pool_cannot_hold_is_refused_by_the_name_of_the_clients_field():
     code = "context_length_exceeded"
     with open_house(num_pages=4) as house:  # 32 tokens

@@ -98,6 +98,12 @@ EXAMPLES = {
     "port": "9",
     "root-path": "/x",
     "api-key": "k",
+    "admin-key": "a",
+    "open-metrics": "true",
+    "cors-origin": "https://a.example",
+    "allowed-host": "a.example",
+    "max-connections": "6",
+    "max-body-bytes": "4MiB",
     "max-model-len": "50",
     "max-num-seqs": "3",
     "max-num-batched-tokens": "32",
@@ -116,13 +122,16 @@ EXAMPLES = {
     "compile-only": "true",
     "log-level": "error",
     "log-format": "json",
+    "log-requests": "false",
 }
 
 
 def test_flag_environment_and_file_mean_the_same_for_every_flag(tmp_path: Path):
     keys = tmp_path / "keys"
     keys.write_text("k9")
-    examples = {**EXAMPLES, "api-key-file": str(keys)}
+    admin = tmp_path / "admin"
+    admin.write_text("a9")
+    examples = {**EXAMPLES, "api-key-file": str(keys), "admin-key-file": str(admin)}
     assert set(examples) == {flag.name for flag in FLAGS}
     for flag in FLAGS:
         text = examples[flag.name]
