@@ -147,8 +147,8 @@ function showTiles(values, metrics, server) {
     detail.textContent = more;
   };
   const { memory } = values;
-  set(tiles.generation, formatNumber(values.generationSpeed), `${formatNumber(metrics.generation_tokens)} since the start`, "tok/s");
-  set(tiles.prompt, formatNumber(values.promptSpeed), `${formatNumber(metrics.prompt_tokens)} since the start`, "tok/s");
+  set(tiles.generation, formatNumber(values.generationSpeed), `${formatNumber(metrics.generation_tokens)} tokens since the start`, "tok/s");
+  set(tiles.prompt, formatNumber(values.promptSpeed), `${formatNumber(metrics.prompt_tokens)} tokens since the start`, "tok/s");
   set(tiles.first, formatSeconds(values.firstToken[0]), `p99 ${formatSeconds(values.firstToken[1])}, last ${RECENT_S} s`);
   set(tiles.requests, formatNumber(values.running), `${formatNumber(values.waiting)} waiting`);
   const pool = share(memory.kv_used, memory.kv_pool);
