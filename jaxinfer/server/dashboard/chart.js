@@ -94,9 +94,10 @@ export class TimeChart {
   tell(point, row, now) {
     const texts = this.series.map((_, k) => this.format(row[k] ?? null));
     texts.forEach((text, k) => (this.values[k].textContent = text));
-    this.at.textContent = cursor.ago === null || !point ? "" : `${Math.round(now - point.time)} s ago`;
+    const at = cursor.ago === null || !point ? "" : `${Math.round(now - point.time)} s ago`;
+    this.at.textContent = at;
     const said = this.series.map((one, k) => `${one.label} ${texts[k]}`).join(", ");
-    this.svg.setAttribute("aria-label", `${this.title}, the last three minutes; now ${said}`);
+    this.svg.setAttribute("aria-label", `${this.title}, the last three minutes; ${at || "now"}: ${said}`);
   }
 
   listen() {

@@ -104,7 +104,8 @@ function again(wait) {
 
 function show({ server, metrics }) {
   byId("key-form").hidden = true;
-  history.push(server.time_s, read(metrics));
+  if (history.last && server.uptime_s <= history.last.time) history.clear(); // it was restarted
+  history.push(server.uptime_s, read(metrics, server.uptime_s));
   const values = history.last.values;
   showState(server, metrics);
   showTiles(values, metrics, server);
@@ -116,7 +117,7 @@ function show({ server, metrics }) {
 }
 
 /** What charts show, from the counts of now and of a while ago. */
-function read(metrics) {
+function read(metrics, time) {
   const before = history.last ? history.before(RECENT_S).values.raw : metrics;
   const since = (name) => metrics[name] - before[name];
   const percentiles = (name) => [0.5, 0.99].map((q) => quantile(metrics[name], before[name], q));
@@ -128,16 +129,17 @@ function read(metrics) {
     promptSpeed: metrics.prompt_tokens_per_second,
     running: metrics.num_requests_running,
     waiting: metrics.num_requests_waiting,
-    refused: refusedPerSecond(metrics),
+    refused: refusedPerSecond(metrics, time),
     padding: metrics.padding_waste_ratio,
     prefixHits: share(since("prefix_cache_hits"), since("prefix_cache_queries")),
     memory: metrics.memory_bytes,
   };
 }
 
-function refusedPerSecond(metrics) {
-  const last = history.last?.values.raw;
-  return last ? Math.max(sum(metrics.rejected) - sum(last.rejected), 0) : 0;
+function refusedPerSecond(metrics, time) {
+  const last = history.last;
+  if (!last) return 0;
+  return (sum(metrics.rejected) - sum(last.values.raw.rejected)) / (time - last.time);
 }
 
 function showTiles(values, metrics, server) {
@@ -147,8 +149,8 @@ function showTiles(values, metrics, server) {
     detail.textContent = more;
   };
   const { memory } = values;
-  set(tiles.generation, formatNumber(values.generationSpeed), `${formatNumber(metrics.generation_tokens)} tokens since the start`, "tok/s");
-  set(tiles.prompt, formatNumber(values.promptSpeed), `${formatNumber(metrics.prompt_tokens)} tokens since the start`, "tok/s");
+  set(tiles.generation, formatNumber(values.generationSpeed), `${formatNumber(metrics.generation_tokens)} tokens in all`, "tok/s");
+  set(tiles.prompt, formatNumber(values.promptSpeed), `${formatNumber(metrics.prompt_tokens)} tokens in all`, "tok/s");
   set(tiles.first, formatSeconds(values.firstToken[0]), `p99 ${formatSeconds(values.firstToken[1])}, last ${RECENT_S} s`);
   set(tiles.requests, formatNumber(values.running), `${formatNumber(values.waiting)} waiting`);
   const pool = share(memory.kv_used, memory.kv_pool);
