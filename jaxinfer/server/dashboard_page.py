@@ -37,7 +37,6 @@ CONTENT_SECURITY_POLICY = (
 )
 HEADERS = {
     "content-security-policy": CONTENT_SECURITY_POLICY,
-    "x-content-type-options": "nosniff",
     "cache-control": "no-cache",
 }
 

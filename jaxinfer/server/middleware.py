@@ -19,7 +19,7 @@ from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.replies import error_body, json_reply
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
-OPEN_PATHS = ("/health", "/ready", *KEYLESS_PATHS)
+OPEN_PATHS = ("/health", "/ready")
 
 
 class RequestIds:
@@ -45,7 +45,9 @@ class RequestIds:
 
 
 class ApiKeys:
-    """401 without one of the keys, but for OPEN_PATHS. No keys: everything passes."""
+    """401 without one of the keys, but for OPEN_PATHS and the files of the dashboard. No keys:
+    everything passes.
+    """
 
     def __init__(self, app: ASGIApp, *, keys: Sequence[str], metrics: Metrics):
         self._app = app
@@ -66,7 +68,8 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
-        if scope["path"].removeprefix(scope.get("root_path", "")) in OPEN_PATHS:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path in OPEN_PATHS or path in KEYLESS_PATHS:
             return True
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         digest = _digest(key.strip().encode("latin-1"))
