@@ -19,7 +19,7 @@ PLAN = {"weights": 500, "programs": 20, "kv_pool": 1000}
 def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryMetrics:
     monkeypatch.setattr(memory_metrics, "resident_bytes", lambda: 2000)
     monkeypatch.setattr(memory_metrics, "peak_resident_bytes", lambda: 2500)
-    return MemoryMetrics(MetricMaker(CollectorRegistry(), "m"))
+    return MemoryMetrics(MetricMaker(CollectorRegistry(), {"model_name": "m"}))
 
 
 def test_the_pool_is_divided_by_its_pages(memory: MemoryMetrics):

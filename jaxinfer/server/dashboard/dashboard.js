@@ -112,7 +112,7 @@ function show({ server, metrics }) {
   for (const chart of charts.time) chart.draw(history);
   charts.prompts.draw(metrics.request_prompt_tokens);
   charts.outputs.draw(metrics.request_generation_tokens);
-  showRefusals(metrics.rejected);
+  showNotes(metrics);
   chat.update(server.phase === "ready" && !server.ailment, server.models[0] ?? null);
 }
 
@@ -187,11 +187,23 @@ function breakerState(state) {
   return Object.keys(state).find((name) => state[name] > 0)?.replace("_", "-") ?? null;
 }
 
-function showRefusals(rejected) {
-  const found = Object.entries(rejected).filter(([, number]) => number > 0);
+/** What there is to say about requests besides the curves. */
+function showNotes(metrics) {
   const { note } = charts.time.find((chart) => chart.title === "Requests");
-  note.hidden = !found.length;
-  note.textContent = `Refused since the start: ${found.map(([why, n]) => `${why.replaceAll("_", " ")} ${formatNumber(n)}`).join(", ")}`;
+  const paused = metrics.num_requests_paused;
+  const parts = [
+    listed("Waiting by class", metrics.queue_depth),
+    paused > 0 ? `Paused for slow readers: ${formatNumber(paused)}` : "",
+    listed("Refused since the start", metrics.rejected),
+  ].filter(Boolean);
+  note.hidden = !parts.length;
+  note.textContent = parts.join(". ");
+}
+
+function listed(title, byLabel) {
+  const found = Object.entries(byLabel ?? {}).filter(([, number]) => number > 0);
+  const texts = found.map(([label, number]) => `${label.replaceAll("_", " ")} ${formatNumber(number)}`);
+  return texts.length ? `${title}: ${texts.join(", ")}` : "";
 }
 
 function showAway(error) {
