@@ -1,4 +1,4 @@
-"""Plain facts that the core emits; only jaxinfer/server/metrics.py knows Prometheus.
+"""Plain facts that the core emits; only the metrics of jaxinfer/server know Prometheus.
 
 No imports of ours. All times are seconds of one monotonic clock.
 """

@@ -37,7 +37,6 @@ CONTENT_SECURITY_POLICY = (
 )
 HEADERS = {
     "content-security-policy": CONTENT_SECURITY_POLICY,
-    "x-content-type-options": "nosniff",
     "cache-control": "no-cache",
 }
 
@@ -49,7 +48,7 @@ def dashboard_routes(
     start_s = clock()
 
     async def data(request: Request) -> Response:
-        reply = dashboard_data(state, now_s=clock(), start_s=start_s)
+        reply = dashboard_data(state, uptime_s=clock() - start_s)
         return json_reply(reply, headers={"cache-control": "no-store"})
 
     return [
@@ -60,13 +59,12 @@ def dashboard_routes(
     ]
 
 
-def dashboard_data(state: ServerState, *, now_s: float, start_s: float) -> dict[str, Any]:
+def dashboard_data(state: ServerState, *, uptime_s: float) -> dict[str, Any]:
     """{server: what it is and how it does; metrics: see metrics_snapshot}."""
     model = state.model
     return {
         "server": {
-            "time_s": now_s,
-            "uptime_s": now_s - start_s,
+            "uptime_s": uptime_s,
             "version": __version__,
             "phase": state.phase,
             "progress": state.progress,

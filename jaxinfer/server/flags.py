@@ -266,8 +266,8 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "memory-watch-window",
-        positive,
-        1800.0,
+        count,
+        1800,
         "seconds in which memory must keep rising at equal load for the growth alarm",
         "memory_watch_window_s",
     ),

@@ -1,4 +1,4 @@
-"""How a metric is made: with our prefix, the served model's name as a label, and at most one label
+"""How a metric is made: with our prefix, the labels that all have, and at most one label
 more, whose values are known when it is made.
 """
 
@@ -19,12 +19,12 @@ class MetricMaker:
     """Makes metrics in one registry.
 
     Args:
-        model_name: the one served name, a label of every metric.
+        labels: names and values that every metric has.
     """
 
-    def __init__(self, registry: CollectorRegistry, model_name: str):
+    def __init__(self, registry: CollectorRegistry, labels: dict[str, str]):
         self.registry = registry
-        self._labels = {"model_name": model_name}
+        self._labels = labels
 
     def gauge(self, name: str, text: str) -> Gauge:
         return self._family(Gauge, name, text).labels(**self._labels)

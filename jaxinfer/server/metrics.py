@@ -37,7 +37,8 @@ class Metrics:
 
     def __init__(self, model_name: str, *, clock: Callable[[], float] = time.monotonic):
         self.registry = CollectorRegistry()
-        make = MetricMaker(self.registry, model_name)
+        self._labels = {"model_name": model_name}
+        make = MetricMaker(self.registry, self._labels)
         self._engine = EngineMetrics(make, clock=clock)
         self._memory = MemoryMetrics(make)
         self._pool_source: Callable[[], PoolStats | None] = lambda: None

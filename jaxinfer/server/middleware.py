@@ -22,7 +22,7 @@ from jaxinfer.server.replies import error_body, json_reply
 from jaxinfer.server.request_record import CURRENT, RequestRecord, trace_id_of
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
-OPEN_PATHS = ("/health", "/ready", *KEYLESS_PATHS)
+OPEN_PATHS = ("/health", "/ready")
 ADMIN = "/admin/"
 KEY_DIGEST = "api_key_digest"
 """In scope["state"]: SHA-256 of the key that opened, in hex; absent where no key was needed."""
@@ -168,7 +168,8 @@ class Keys:
 
 def open_paths_of(edge: Edge) -> tuple[str, ...]:
     """Paths that need no key."""
-    return (*OPEN_PATHS, "/metrics") if edge.open_metrics else OPEN_PATHS
+    found = (*OPEN_PATHS, *KEYLESS_PATHS)
+    return (*found, "/metrics") if edge.open_metrics else found
 
 
 def path_of(scope: Scope) -> str:

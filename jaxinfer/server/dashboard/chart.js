@@ -94,9 +94,10 @@ export class TimeChart {
   tell(point, row, now) {
     const texts = this.series.map((_, k) => this.format(row[k] ?? null));
     texts.forEach((text, k) => (this.values[k].textContent = text));
-    this.at.textContent = cursor.ago === null || !point ? "" : `${Math.round(now - point.time)} s ago`;
+    const at = cursor.ago === null || !point ? "" : `${Math.round(now - point.time)} s ago`;
+    this.at.textContent = at;
     const said = this.series.map((one, k) => `${one.label} ${texts[k]}`).join(", ");
-    this.svg.setAttribute("aria-label", `${this.title}, the last three minutes; now ${said}`);
+    this.svg.setAttribute("aria-label", `${this.title}, the last three minutes; ${at || "now"}: ${said}`);
   }
 
   listen() {
@@ -204,13 +205,13 @@ function extent(counts) {
   return [from, Math.min(counts.length, Math.max(used.at(-1) + 2, from + 6))];
 }
 
-/** The next 1, 2, 4, 5, 8 or 10 times a power of ten, or of two for bytes; shares end at 1. */
+/** The next 1, 1.5, 2, 3 ... 10 times a power of ten, or of two for bytes; shares end at 1. */
 function niceTop(value, format) {
   const unit = /iB$/.test(format(2 ** 30)) ? 2 ** 20 * 1024 ** (value >= 1000 * 2 ** 20 ? 1 : 0) : 1;
   if (/%$/.test(format(1)) && value > 0.8) return 1;
   const size = value / unit;
   const power = 10 ** Math.floor(Math.log10(size));
-  return unit * power * [1, 2, 4, 5, 8, 10].find((n) => n * power >= size * 0.9999);
+  return unit * power * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((n) => n * power >= size * 0.9999);
 }
 
 function percent(value) {

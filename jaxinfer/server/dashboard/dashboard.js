@@ -104,19 +104,20 @@ function again(wait) {
 
 function show({ server, metrics }) {
   byId("key-form").hidden = true;
-  history.push(server.time_s, read(metrics));
+  if (history.last && server.uptime_s <= history.last.time) history.clear(); // it was restarted
+  history.push(server.uptime_s, read(metrics, server.uptime_s));
   const values = history.last.values;
   showState(server, metrics);
   showTiles(values, metrics, server);
   for (const chart of charts.time) chart.draw(history);
   charts.prompts.draw(metrics.request_prompt_tokens);
   charts.outputs.draw(metrics.request_generation_tokens);
-  showRefusals(metrics.rejected);
+  showNotes(metrics);
   chat.update(server.phase === "ready" && !server.ailment, server.models[0] ?? null);
 }
 
 /** What charts show, from the counts of now and of a while ago. */
-function read(metrics) {
+function read(metrics, time) {
   const before = history.last ? history.before(RECENT_S).values.raw : metrics;
   const since = (name) => metrics[name] - before[name];
   const percentiles = (name) => [0.5, 0.99].map((q) => quantile(metrics[name], before[name], q));
@@ -128,16 +129,17 @@ function read(metrics) {
     promptSpeed: metrics.prompt_tokens_per_second,
     running: metrics.num_requests_running,
     waiting: metrics.num_requests_waiting,
-    refused: refusedPerSecond(metrics),
+    refused: refusedPerSecond(metrics, time),
     padding: metrics.padding_waste_ratio,
     prefixHits: share(since("prefix_cache_hits"), since("prefix_cache_queries")),
     memory: metrics.memory_bytes,
   };
 }
 
-function refusedPerSecond(metrics) {
-  const last = history.last?.values.raw;
-  return last ? Math.max(sum(metrics.rejected) - sum(last.rejected), 0) : 0;
+function refusedPerSecond(metrics, time) {
+  const last = history.last;
+  if (!last) return 0;
+  return (sum(metrics.rejected) - sum(last.values.raw.rejected)) / (time - last.time);
 }
 
 function showTiles(values, metrics, server) {
@@ -147,8 +149,8 @@ function showTiles(values, metrics, server) {
     detail.textContent = more;
   };
   const { memory } = values;
-  set(tiles.generation, formatNumber(values.generationSpeed), `${formatNumber(metrics.generation_tokens)} since the start`, "tok/s");
-  set(tiles.prompt, formatNumber(values.promptSpeed), `${formatNumber(metrics.prompt_tokens)} since the start`, "tok/s");
+  set(tiles.generation, formatNumber(values.generationSpeed), `${formatNumber(metrics.generation_tokens)} tokens in all`, "tok/s");
+  set(tiles.prompt, formatNumber(values.promptSpeed), `${formatNumber(metrics.prompt_tokens)} tokens in all`, "tok/s");
   set(tiles.first, formatSeconds(values.firstToken[0]), `p99 ${formatSeconds(values.firstToken[1])}, last ${RECENT_S} s`);
   set(tiles.requests, formatNumber(values.running), `${formatNumber(values.waiting)} waiting`);
   const pool = share(memory.kv_used, memory.kv_pool);
@@ -185,11 +187,23 @@ function breakerState(state) {
   return Object.keys(state).find((name) => state[name] > 0)?.replace("_", "-") ?? null;
 }
 
-function showRefusals(rejected) {
-  const found = Object.entries(rejected).filter(([, number]) => number > 0);
+/** What there is to say about requests besides the curves. */
+function showNotes(metrics) {
   const { note } = charts.time.find((chart) => chart.title === "Requests");
-  note.hidden = !found.length;
-  note.textContent = `Refused since the start: ${found.map(([why, n]) => `${why.replaceAll("_", " ")} ${formatNumber(n)}`).join(", ")}`;
+  const paused = metrics.num_requests_paused;
+  const parts = [
+    listed("Waiting by class", metrics.queue_depth),
+    paused > 0 ? `Paused for slow readers: ${formatNumber(paused)}` : "",
+    listed("Refused since the start", metrics.rejected),
+  ].filter(Boolean);
+  note.hidden = !parts.length;
+  note.textContent = parts.join(". ");
+}
+
+function listed(title, byLabel) {
+  const found = Object.entries(byLabel ?? {}).filter(([, number]) => number > 0);
+  const texts = found.map(([label, number]) => `${label.replaceAll("_", " ")} ${formatNumber(number)}`);
+  return texts.length ? `${title}: ${texts.join(", ")}` : "";
 }
 
 function showAway(error) {

@@ -3,7 +3,7 @@
 export const SPAN_S = 180; // that charts show
 export const RECENT_S = 15; // over which percentiles and shares are taken
 
-/** The samples of the last minutes, oldest first: {time, values}. Times are the server's. */
+/** The samples of the last minutes, oldest first: {time, values}. Times are the server's, since its start. */
 export class History {
   constructor() {
     this.samples = [];
@@ -13,8 +13,11 @@ export class History {
     return this.samples.at(-1);
   }
 
+  clear() {
+    this.samples = [];
+  }
+
   push(time, values) {
-    if (this.last && time <= this.last.time) this.samples = []; // another server: begin again
     this.samples.push({ time, values });
     while (this.samples[0].time < time - SPAN_S - RECENT_S) this.samples.shift();
   }
@@ -54,8 +57,9 @@ export function share(part, whole) {
 
 export function formatSeconds(value) {
   if (value === null) return "–";
+  if (value === 0) return "0 ms";
   if (value < 0.0095) return `${(value * 1000).toFixed(1)} ms`;
-  return value < 0.9995 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`;
+  return value < 0.9995 ? `${Math.round(value * 1000)} ms` : `${Number(value.toPrecision(3))} s`;
 }
 
 export function formatNumber(value) {
@@ -64,13 +68,16 @@ export function formatNumber(value) {
 }
 
 export function formatShare(value) {
-  return value === null ? "–" : `${(value * 100).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
+  if (value === null) return "–";
+  const percent = value * 100;
+  return `${percent < 10 && percent % 1 ? percent.toFixed(1) : Math.round(percent)} %`;
 }
 
 export function formatBytes(value) {
   if (value === null) return "–";
+  if (value > 0 && value < 2 ** 20) return `${Math.ceil(value / 1024)} KiB`;
   const mib = value / 2 ** 20;
-  return mib < 1000 ? `${mib.toFixed(mib < 10 && mib ? 1 : 0)} MiB` : `${(mib / 1024).toFixed(2)} GiB`;
+  return mib < 1000 ? `${mib.toFixed(mib < 10 && mib % 1 ? 1 : 0)} MiB` : `${Number((mib / 1024).toFixed(2))} GiB`;
 }
 
 export function formatDuration(seconds) {
