@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import ipaddress
 import logging
 import os
 import socket
@@ -18,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -36,6 +36,7 @@ from jaxinfer.server.startup import (
     EXIT_OK,
     Voice,
     exit_code_of,
+    exposure,
     one_line,
     ready_lines,
     route_line,
@@ -180,7 +181,10 @@ class _Serving:
         tasks: set[asyncio.Task[None]] = set()
 
         def on_signal() -> None:
-            loop.call_soon_threadsafe(lambda: tasks.add(loop.create_task(self._drain(server))))
+            # It may have come amid a request, whose context is not ours.
+            loop.call_soon_threadsafe(
+                lambda: tasks.add(loop.create_task(self._drain(server))), context=Context()
+            )
 
         server = _UvicornServer(config, on_signal)
         loading = loop.create_task(self._load(server))
@@ -198,8 +202,9 @@ class _Serving:
     async def _load(self, server: uvicorn.Server) -> None:
         self._say(f"listening on {self._url()}")
         address = self._listener.getsockname()[0]
-        if not self._settings.api_keys and not ipaddress.ip_address(address).is_loopback:
-            self._say(f"warning: whoever reaches {address} may use this server; set --api-key")
+        warning = exposure(address, has_keys=bool(self._settings.api_keys))
+        if warning is not None:
+            self._say(warning)
         try:
             self._become_ready(await self._build_on_thread())
         except Exception as error:

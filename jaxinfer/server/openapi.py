@@ -156,14 +156,11 @@ def _reply(operation: Operation) -> Json:
     content: Json = {operation.media_type: {"schema": {"type": "string"}}}
     if operation.reply is not None:
         content = {"application/json": {"schema": _ref(_name(operation.reply, operation.choice))}}
+    about = "as asked"
     if operation.event is not None:
-        content["text/event-stream"] = {
-            "schema": {
-                "type": "string",
-                "description": f"events of {_name(operation.reply, operation.event)}, then [DONE]",
-            }
-        }
-    return {"description": "as asked", "headers": _headers(), "content": content}
+        content["text/event-stream"] = {}  # 3.1 has no word for the form of events
+        about += f"; a stream's events hold one {_name(operation.reply, operation.event)} each"
+    return {"description": about, "headers": _headers(), "content": content}
 
 
 def _error(status: int) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
@@ -62,6 +63,13 @@ def ready_lines(summary: Mapping[str, Any], seconds: float) -> Iterator[str]:
         )
     phases = [f"{phase} {s:.1f} s" for phase, s in summary.get("seconds", {}).items()]
     yield "start-up: " + ", ".join([*phases, f"total {seconds:.1f} s"])
+
+
+def exposure(address: str, *, has_keys: bool) -> str | None:
+    """A warning, if whoever reaches this address of ours may use the server."""
+    if has_keys or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        return None
+    return f"warning: whoever reaches {address} may use this server; set --api-key"
 
 
 def exit_code_of(error: Exception) -> int:

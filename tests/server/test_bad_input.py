@@ -298,7 +298,7 @@ def test_a_malformed_body_is_a_400(house: House, body: bytes):
         (b'{"prompt": "a", "user": ' + b"9" * 100_000 + b"}", "Integer value out of range"),
         (b'{"prompt": "a", "x": ' + b"[" * 100 + b"]" * 100 + b"}", "more than 100 levels"),
         (b'{"prompt": "a", "x": ' + b'{"y":' * 100 + b"1" + b"}" * 101, "more than 100 levels"),
-        (b'{"prompt": [' + b"[]," * 600_000 + b"[]]}", "1200003 commas and brackets; at most"),
+        (b'{"prompt": [' + b"[]," * 300_000 + b"[]]}", "600003 commas and opening"),
     ],
 )
 def test_json_beyond_its_limits_is_a_400_that_names_the_limit(
@@ -310,7 +310,7 @@ def test_json_beyond_its_limits_is_a_400_that_names_the_limit(
 
 def test_json_at_its_limits_is_read(house: House):
     deep = b'{"prompt": "a", "max_tokens": 1, "x": ' + b"[" * 99 + b"]" * 99 + b"}"
-    wide = b'{"prompt": "a", "max_tokens": 1, "x": "' + b"," * 500_000 + b'"}'
+    wide = b'{"prompt": "a", "max_tokens": 1, "x": "' + b"," * 400_000 + b'"}'
     for body in (deep, wide):
         reply = house.client.post(f"{house.url}/v1/completions", content=body, timeout=20)
         assert reply.status_code == 200, reply.text

@@ -100,7 +100,9 @@ def test_a_clean_run_says_what_it_serves_and_exits_with_0():
         url = process.url
         ready = process.wait_for("READY ")
         assert ready == f"READY {url} serves letters"
-        assert httpx.get(f"{url}/ready").status_code == 200
+        ready_reply = httpx.get(f"{url}/ready")
+        assert ready_reply.status_code == 200
+        assert "server" not in ready_reply.headers
         metrics = httpx.get(f"{url}/metrics").text
         assert 'startup_seconds{model_name="smollm2-135m-instruct",phase="read"} 0.25' in metrics
         process.signal(signal.SIGTERM)
@@ -217,6 +219,38 @@ def test_streams_that_outlast_the_shutdown_timeout_end_with_an_error():
         assert lines[-1] == "data: [DONE]"
         assert '"error"' in lines[-2]
         assert process.exit_code() == 0
+
+
+def test_connections_without_a_whole_request_do_not_hold_the_exit_up():
+    with serving() as process, contextlib.ExitStack() as stack:
+        url = process.url
+        process.wait_for("READY ")
+        host, port = url.removeprefix("http://").split(":")
+        client = stack.enter_context(httpx.Client())
+        assert client.get(f"{url}/health").status_code == 200  # and is kept
+        for sent in (b"", b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"):
+            connection = socket.create_connection((host, int(port)))
+            stack.enter_context(connection).sendall(sent)
+        process.signal(signal.SIGTERM)
+        assert process.exit_code(5) == 0
+
+
+def test_requests_are_logged_as_json_lines_without_queries():
+    with serving(0.0, "ok", "--log-format", "json", "--api-key", "secret-key") as process:
+        line = next(iter(process.wait_for("{").splitlines()))
+        url = json.loads(line)["message"].removeprefix("listening on ")
+        headers = {"authorization": "Bearer secret-key", "x-request-id": "mine"}
+        while httpx.get(f"{url}/ready").status_code != 200:
+            time.sleep(0.01)
+        body = {"prompt": "3"}
+        reply = httpx.post(f"{url}/v1/completions?a=secret", json=body, headers=headers)
+        assert reply.status_code == 200
+        process.signal(signal.SIGTERM)
+        assert process.exit_code() == 0
+        lines = [json.loads(line) for line in process.lines]
+        (logged,) = [line for line in lines if line.get("request_id") == "mine"]
+        assert (logged["status"], logged["output_tokens"]) == (200, 4)
+        assert "secret" not in "".join(process.lines)
 
 
 def test_a_second_signal_exits_at_once():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -192,12 +194,14 @@ def test_neither_paths_nor_model_names_of_clients_add_series():
     with open_house() as house:
         house.complete("a")
         before = number_of_series(house)
-        for i in range(300):
-            house.get(f"/made/up/{i}")
-            house.post("/v1/completions", {"model": f"made-up-{i}", "prompt": "a"})
-            house.get(f"/v1/models/made-up-{i}")
+        for _ in range(500):
+            name = secrets.token_urlsafe(8)
+            house.get(f"/{name}")
+            house.get(f"/v1/models/{name}")
+            house.post(f"/{name}/completions", {})
+            house.post("/v1/completions", {"model": name, "prompt": "a"})
         assert number_of_series(house) == before
-        assert house.metric("rejected_total") == 600
+        assert house.metric("rejected_total") == 1000
 
 
 def number_of_series(house: House) -> int:

@@ -154,7 +154,7 @@ def explore(house: House, document: dict[str, Any], mode: GenerationMode, count:
         if mode is GenerationMode.NEGATIVE and "requestBody" not in written:
             continue  # nothing to spoil
 
-        @hypothesis.given(case=operation.as_strategy(mode))
+        @hypothesis.given(case=operation.as_strategy(mode, headers=KEYS))
         @hypothesis.settings(
             max_examples=count,
             deadline=None,

@@ -12,7 +12,7 @@ import pytest
 
 from jaxinfer.server.logs import JsonFormatter, configure_logs
 from jaxinfer.server.metrics import Metrics
-from jaxinfer.server.startup import config_line, ready_lines, route_line
+from jaxinfer.server.startup import config_line, exposure, ready_lines, route_line
 from jaxinfer.server.status_line import StatusLine
 from jaxinfer.stats import PoolStats, StepStats
 
@@ -127,3 +127,14 @@ def test_console_logs_are_short_lines(root_logger, monkeypatch: pytest.MonkeyPat
     logging.getLogger("somebody.else").warning("this")
     assert stream.getvalue().rstrip().endswith("WARNING this")
     assert stream.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.1.2.3", "fe80::1%eth0"])
+def test_an_address_that_others_reach_without_a_key_is_warned_of(address: str):
+    assert "set --api-key" in (exposure(address, has_keys=False) or "")
+    assert exposure(address, has_keys=True) is None
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "::1"])
+def test_a_loopback_address_is_not_warned_of(address: str):
+    assert exposure(address, has_keys=False) is None
