@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from jaxinfer.config import SamplingParams
 from jaxinfer.errors import InvalidRequest
+from jaxinfer.server.dashboard_page import dashboard_routes
 from jaxinfer.server.edge import Edge
 from jaxinfer.server.openapi import RANGES
 from jaxinfer.server.routes import ABSENT_FEATURES, OPERATIONS, routes
@@ -49,7 +50,8 @@ def published(locked: House) -> dict[str, Any]:
 
 def test_every_route_is_described(locked: House, published: dict[str, Any]):
     paths = {route.path for route in routes(locked.state, Edge()) if isinstance(route, Route)}
-    left_out = {*ABSENT_FEATURES, "/openapi.json"}
+    pages = {route.path for route in dashboard_routes(locked.state)}
+    left_out = {*ABSENT_FEATURES, "/openapi.json", *pages}
     assert set(OPERATIONS) == paths - left_out
     assert {path.replace(":path", "") for path in OPERATIONS} == set(published["paths"])
 
