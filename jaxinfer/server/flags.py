@@ -18,6 +18,7 @@ from jaxinfer.config import (
     SchedulerConfig,
 )
 from jaxinfer.server.state import Limits
+from jaxinfer.server.tool_calls.formats import PARSERS
 
 ENV_PREFIX = "JAXINFER_"
 
@@ -131,6 +132,14 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "chat-template", str, None, "Jinja file instead of the model's own", "engine.chat_template"
+    ),
+    Flag(
+        "tool-call-parser",
+        str,
+        "auto",
+        "format of the model's tool calls; auto: by its chat template",
+        "tool_call_parser",
+        PARSERS,
     ),
     Flag(
         "served-model-name",

@@ -21,6 +21,7 @@ from jaxinfer.errors import (
     InvalidRequest,
     JaxInferError,
 )
+from jaxinfer.outputs import RequestOutput
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.server.body import read_body
 from jaxinfer.server.prompts import check_length, check_token_ids, encode_chat
@@ -29,11 +30,12 @@ from jaxinfer.server.replies import body_of, encode, json_reply
 from jaxinfer.server.sampling import chat_sampling, completion_sampling
 from jaxinfer.server.sse import ClientGone, Departure, EventSender
 from jaxinfer.server.state import ServedModel, ServerState
+from jaxinfer.server.tool_use import tool_parser, with_tools
 from jaxinfer.server.writers import ChatWriter, CompletionWriter, Shape, Writer
 
 if TYPE_CHECKING:
-    from jaxinfer.outputs import RequestOutput
     from jaxinfer.request_stream import RequestStream
+    from jaxinfer.server.tool_calls.parser import ToolParser
 
 log = logging.getLogger(__name__)
 
@@ -107,20 +109,28 @@ class GenerationEndpoint(ABC):
     ) -> None:
         prompts = await served.off_loop(lambda: self._token_ids(served, plan.fields))
         departure.check()
-        writer = self.writer(_shape(served, plan))
+        echoes = await self._echoes(served, plan.fields)
+        writer = self.writer(_shape(served, plan, echoes))
         writer.tally.prompt = sum(map(len, prompts))
+        if isinstance(plan.fields, CompletionRequest) and plan.fields.is_echo_only:
+            await self._send(EchoOnly(writer), plan, departure, send)
+            return
         stream = served.engine.submit(*self._requests(writer.id, plan, prompts, arrival_s))
         try:
             departure.call(stream.close)
             await self._accepted(stream, plan)
             departure.check()
-            calls = Reading(stream, writer, plan.sampling.n)
-            if plan.fields.stream:
-                await self._send_stream(calls, departure, send)
-            else:
-                await self._send_whole(calls, departure, send)
+            await self._send(Reading(stream, writer, plan.sampling.n), plan, departure, send)
         finally:
             stream.close()
+
+    async def _send(
+        self, reading: Reading | EchoOnly, plan: _Plan, departure: Departure, send: Send
+    ) -> None:
+        if plan.fields.stream:
+            await self._send_stream(reading, departure, send)
+        else:
+            await self._send_whole(reading, departure, send)
 
     def _token_ids(
         self, served: ServedModel, fields: ChatRequest | CompletionRequest
@@ -156,7 +166,9 @@ class GenerationEndpoint(ABC):
                 cache_salt=plan.fields.cache_salt or "",
             )
 
-    async def _send_whole(self, reading: Reading, departure: Departure, send: Send) -> None:
+    async def _send_whole(
+        self, reading: Reading | EchoOnly, departure: Departure, send: Send
+    ) -> None:
         while (outputs := await reading.next(None)) is not None:
             for index, output in outputs:
                 reading.writer.add(index, output)
@@ -165,7 +177,9 @@ class GenerationEndpoint(ABC):
         await send({"type": "http.response.start", "status": 200, "headers": reply.raw_headers})
         await send({"type": "http.response.body", "body": reply.body})
 
-    async def _send_stream(self, reading: Reading, departure: Departure, send: Send) -> None:
+    async def _send_stream(
+        self, reading: Reading | EchoOnly, departure: Departure, send: Send
+    ) -> None:
         """The status waits for the first output (or the first ping), so that an early failure is an
         HTTP error.
         """
@@ -199,6 +213,10 @@ class GenerationEndpoint(ABC):
     def _encode(self, served: ServedModel, fields: Any) -> list[list[int]]:
         """Token ids of every prompt; runs on a thread of the tokenizer pool."""
 
+    async def _echoes(self, served: ServedModel, fields: Any) -> list[str]:
+        """The text of each prompt if the answer repeats it; else none."""
+        return []
+
 
 class ChatEndpoint(GenerationEndpoint):
     """POST /v1/chat/completions."""
@@ -208,7 +226,8 @@ class ChatEndpoint(GenerationEndpoint):
     prompt_field = "messages"
 
     def _sampling(self, served: ServedModel, fields: ChatRequest) -> SamplingParams:
-        return chat_sampling(fields, served.defaults, served.tokenizer.vocab_size)
+        params = chat_sampling(fields, served.defaults, served.tokenizer.vocab_size)
+        return with_tools(served, fields, params)
 
     def _num_prompts(self, fields: ChatRequest) -> int:
         return 1
@@ -237,6 +256,35 @@ class CompletionEndpoint(GenerationEndpoint):
             if isinstance(prompt, str)
             else check_token_ids(prompt, served.tokenizer.vocab_size, "prompt")
             for prompt in fields.prompts()
+        ]
+
+    async def _echoes(self, served: ServedModel, fields: CompletionRequest) -> list[str]:
+        if not fields.echo:
+            return []
+        skips = fields.skip_special_tokens is not False
+        return await served.off_loop(
+            lambda: [
+                p if isinstance(p, str) else served.tokenizer.decode(p, skip_special_tokens=skips)
+                for p in fields.prompts()
+            ]
+        )
+
+
+class EchoOnly:
+    """In place of a Reading, where no token is asked for: every choice ends at once."""
+
+    def __init__(self, writer: Writer):
+        self.writer = writer
+        self._is_read = False
+
+    async def next(self, timeout_s: float | None) -> list[tuple[int, RequestOutput]] | None:
+        """Like `Reading.next`."""
+        if self._is_read:
+            return None
+        self._is_read = True
+        return [
+            (i, RequestOutput("", i, "", (), (), FinishReason.LENGTH))
+            for i in range(self.writer.shape.num_choices)
         ]
 
 
@@ -286,7 +334,7 @@ def failure_of(output: RequestOutput) -> JaxInferError | None:
     return EngineFailure(f"the request was ended by the engine ({reason})")
 
 
-def _shape(served: ServedModel, plan: _Plan) -> Shape:
+def _shape(served: ServedModel, plan: _Plan, echoes: list[str]) -> Shape:
     options = plan.fields.stream_options
     return Shape(
         model=plan.model,
@@ -296,4 +344,14 @@ def _shape(served: ServedModel, plan: _Plan) -> Shape:
         speller=served.tokenizer,
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
+        tool_parsers=_tool_parsers(served, plan),
+        echoes=echoes,
     )
+
+
+def _tool_parsers(served: ServedModel, plan: _Plan) -> list[ToolParser]:
+    fields = plan.fields
+    if not isinstance(fields, ChatRequest):
+        return []
+    parsers = [tool_parser(served, fields) for _ in range(plan.num_choices)]
+    return [parser for parser in parsers if parser is not None]

@@ -38,6 +38,7 @@ from jaxinfer.server.startup import (
 )
 from jaxinfer.server.state import ServedModel, ServerState
 from jaxinfer.server.status_line import StatusLine
+from jaxinfer.server.tool_calls.formats import format_for
 
 if TYPE_CHECKING:
     from jaxinfer.engine import Engine
@@ -236,6 +237,7 @@ class _Serving:
         settings = self._settings
         self._engine = AsyncEngine(built.engine, observer=self._metrics)
         self._engine.start()
+        template = built.tokenizer.chat_template
         served = ServedModel(
             engine=self._engine,
             tokenizer=built.tokenizer,
@@ -245,6 +247,7 @@ class _Serving:
             version=built.version,
             defaults=usable_defaults(built.generation_config),
             pool=ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer"),
+            tool_format=format_for(settings.tool_call_parser, template.source if template else ""),
         )
         seconds = time.monotonic() - self._start_s
         engine = self._engine

@@ -26,6 +26,7 @@ from jaxinfer.server.protocol import (
 )
 from jaxinfer.server.replies import ModelCard, error_body, error_reply, json_reply
 from jaxinfer.server.state import ServedModel, ServerState
+from jaxinfer.server.tool_fields import check_tools
 from jaxinfer.version import __version__
 
 # Asked for by real clients; an answer that says so beats "unknown route".
@@ -198,7 +199,9 @@ def _tokenize(served: ServedModel, wire: TokenizeRequest) -> list[int]:
         add_generation_prompt=wire.add_generation_prompt and not wire.continue_final_message,
         continue_final_message=wire.continue_final_message,
         chat_template_kwargs=wire.chat_template_kwargs,
+        tools=wire.tools,
     )
+    check_tools(wire.tools or [], None)
     return encode_chat(served, chat)
 
 

@@ -6,15 +6,53 @@ Pure. Which of the two it is shows in the first character.
 
 from __future__ import annotations
 
+import hashlib
 import re
+import uuid
+from collections.abc import Sequence
+from typing import Any
 
 from jaxinfer.server.tool_calls.json_call import BLANKS, MAX_NAME, CallObject, JsonText, Verdict
 from jaxinfer.server.tool_calls.parser import Section, ToolParser
 from jaxinfer.server.tool_calls.pieces import Ledger
 
 CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+ID_LENGTH = 9
 _HEAD = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*", re.ASCII)
 _HEAD_START = re.compile(r"[\w.-]+(?:\[[\w\[\]]*)?\s*", re.ASCII)
+
+
+def new_id() -> str:
+    """Nine letters and digits, as the templates demand."""
+    return uuid.uuid4().hex[:ID_LENGTH]
+
+
+def with_short_ids(messages: Sequence[Any]) -> list[Any]:
+    """Messages whose ids of calls are such ids: one made elsewhere is replaced, everywhere alike.
+
+    What is malformed stays, for others to refuse.
+    """
+    return [_with_short_ids(m) if isinstance(m, dict) else m for m in messages]
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    changed = dict(message)
+    if isinstance(message.get("tool_call_id"), str):
+        changed["tool_call_id"] = _short(message["tool_call_id"])
+    if isinstance(message.get("tool_calls"), list):
+        changed["tool_calls"] = [
+            {**call, "id": _short(call["id"])}
+            if isinstance(call, dict) and isinstance(call.get("id"), str)
+            else call
+            for call in message["tool_calls"]
+        ]
+    return changed
+
+
+def _short(call_id: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9]{9}", call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:ID_LENGTH]
 
 
 class MistralParser(ToolParser):

@@ -140,8 +140,7 @@ class ToolParser(ABC):
                 self._lead = ("", "")
             elif verdict is Verdict.DONE:
                 blanks = self._give_back()
-                self._ledger.say(blanks if self._ledger.has_said else "")
-                return text[place:]
+                return (blanks if self._ledger.has_said else "") + text[place:]
             else:
                 return self._give_back() + text[place:]
         return ""

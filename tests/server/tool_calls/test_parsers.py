@@ -76,7 +76,7 @@ def splits(text: str) -> Iterable[list[str]]:
 
 CASES: dict[str, tuple[type[ToolParser], str, str, Calls, bool]] = {
     # ---- Hermes
-    "no call": (HermesParser, "Hello <b>you</b>, 1 < 2\n ", "Hello <b>you</b>, 1 < 2\n ", [], False),
+    "no call": (HermesParser, "Hi <b>you</b>, 1 < 2\n ", "Hi <b>you</b>, 1 < 2\n ", [], False),
     "one call": (HermesParser, f"{OPEN}\n{NOW}\n{CLOSE}", "", [("now", "{}")], True),
     "call in one line": (HermesParser, OPEN + NOW + CLOSE, "", [("now", "{}")], True),
     "text before": (
@@ -91,6 +91,13 @@ CASES: dict[str, tuple[type[ToolParser], str, str, Calls, bool]] = {
         f"{OPEN}\n{NOW}\n{CLOSE}\n{OPEN}\n{ADD}\n{CLOSE}",
         "",
         [("now", "{}"), ("add", ADD_ARGUMENTS)],
+        True,
+    ),
+    "text before two calls": (
+        HermesParser,
+        f"a\n{OPEN}\n{NOW}\n{CLOSE}\n{OPEN}\n{NOW}\n{CLOSE}\n",
+        "a",
+        [("now", "{}"), ("now", "{}")],
         True,
     ),
     "text between and behind": (
@@ -351,8 +358,9 @@ def test_a_call_is_told_as_it_comes():
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"), [("a<", "a"), ("a <tool", "a"), ("a<b", "a<b"), ("a \n", "a"), ("<tool_d", "<tool_d")]
-)  # fmt: skip
+    ("text", "shown"),
+    [("a<", "a"), ("a <tool", "a"), ("a<b", "a<b"), ("a \n", "a"), ("<tool_d", "<tool_d")],
+)
 def test_only_what_may_begin_a_mark_is_held(text: str, shown: str):
     assert "".join(str(p) for p in parser(HermesParser).push(text)) == shown
 
@@ -362,11 +370,40 @@ VALID: list[Any] = [
     {"a": {"b": {"c": [{"d": "e"}]}}},
 ]  # fmt: skip
 INVALID = [
-    "[]", '"a"', "1", "{", "{}}", '{"a"}', '{"a":}', '{"a":1,}', '{,}', "{a:1}", "{'a':1}", '{"a":[1,]}',
-    '{"a":01}', '{"a":.5}', '{"a":1.}', '{"a":1.e5}', '{"a":+1}', '{"a":1e}', '{"a":-}', '{"a":nul}', '{"a":NaN}',
-    '{"a":"\n"}', '{"a":"\\x"}', '{"a":"\\u12g4"}', '{"a":[}', '{"a":{]', '{"a" 1}', '{"a":1 2}', '{"a":[1 2]}',
-    '{"a":tru}', '{"a":[,1]}', '{"a"::1}', '{"a":' + "1" * 65 + "}",
-]  # fmt: skip
+    "[]",
+    '"a"',
+    "1",
+    "{",
+    "{}}",
+    '{"a"}',
+    '{"a":}',
+    '{"a":1,}',
+    "{,}",
+    "{a:1}",
+    "{'a':1}",
+    '{"a":[1,]}',
+    '{"a":01}',
+    '{"a":.5}',
+    '{"a":1.}',
+    '{"a":1.e5}',
+    '{"a":+1}',
+    '{"a":1e}',
+    '{"a":-}',
+    '{"a":nul}',
+    '{"a":NaN}',
+    '{"a":"\n"}',
+    '{"a":"\\x"}',
+    '{"a":"\\u12g4"}',
+    '{"a":[}',
+    '{"a":{]',
+    '{"a" 1}',
+    '{"a":1 2}',
+    '{"a":[1 2]}',
+    '{"a":tru}',
+    '{"a":[,1]}',
+    '{"a"::1}',
+    '{"a":' + "1" * 65 + "}",
+]
 
 
 def reads(text: str) -> bool:
