@@ -137,7 +137,7 @@ FLAGS: tuple[Flag, ...] = (
         "tool-call-parser",
         str,
         "auto",
-        "format of the model's tool calls; auto: by its chat template",
+        "format of tool calls (its chat template tells)",
         "tool_call_parser",
         PARSERS,
     ),

@@ -14,7 +14,8 @@ from jaxinfer.errors import InvalidRequest
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 * 2**10  # of all of them as JSON
-FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+# "$" alone would take a last line break; "\Z" is no ECMA regular expression.
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
 
 class FunctionTool(msgspec.Struct, kw_only=True):
