@@ -197,7 +197,8 @@ def tokens_of(house: House, **fields: Any) -> str:
 
 
 def test_the_prompt_holds_the_tools_unless_none_may_be_called(house: House):
-    text = tokens_of(house, tools=[ADD, {**NOW, "function": {**NOW["function"], "strict": True}}])
+    strict = {"name": "now", "strict": True}
+    text = tokens_of(house, tools=[ADD, {"type": "function", "function": strict}])
     assert json.dumps(ADD) in text
     empty = '{"type": "object", "properties": {}}'
     assert f'{{"type": "function", "function": {{"name": "now", "parameters": {empty}}}}}' in text
