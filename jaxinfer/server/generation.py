@@ -109,9 +109,9 @@ class GenerationEndpoint(ABC):
     ) -> None:
         prompts = await served.off_loop(lambda: self._token_ids(served, plan.fields))
         departure.check()
-        echoes = await self._echoes(served, plan.fields)
-        writer = self.writer(_shape(served, plan, echoes))
+        writer = self.writer(_shape(served, plan))
         writer.tally.prompt = sum(map(len, prompts))
+        writer.echoes = await self._echoes(served, plan.fields)
         if isinstance(plan.fields, CompletionRequest) and plan.fields.is_echo_only:
             await self._send(EchoOnly(writer), plan, departure, send)
             return
@@ -334,7 +334,7 @@ def failure_of(output: RequestOutput) -> JaxInferError | None:
     return EngineFailure(f"the request was ended by the engine ({reason})")
 
 
-def _shape(served: ServedModel, plan: _Plan, echoes: list[str]) -> Shape:
+def _shape(served: ServedModel, plan: _Plan) -> Shape:
     options = plan.fields.stream_options
     return Shape(
         model=plan.model,
@@ -345,7 +345,6 @@ def _shape(served: ServedModel, plan: _Plan, echoes: list[str]) -> Shape:
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
         tool_parsers=_tool_parsers(served, plan),
-        echoes=echoes,
     )
 
 

@@ -55,7 +55,6 @@ class Shape:
     include_usage: bool = False  # a last chunk with usage
     continuous_usage: bool = False  # usage in every chunk
     tool_parsers: Sequence[ToolParser] = ()  # of chat: one per choice, or none
-    echoes: Sequence[str] = ()  # of completions: the text of each prompt, or none
 
 
 @dataclass(slots=True)
@@ -100,6 +99,7 @@ class Writer(ABC):
         self.shape = shape
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.tally = Tally()
+        self.echoes: Sequence[str] = ()  # of completions: the text of each prompt, or none
         self._created = int(time.time())
         self._gained = [_Gained() for _ in range(shape.num_choices)]
 
@@ -234,15 +234,16 @@ class CompletionWriter(Writer):
     whole_object = chunk_object = "text_completion"
 
     def opening(self) -> list[bytes]:
-        if not self.shape.echoes:
+        if not self.echoes:
             return []
         return [
             self._chunk([CompletionChoice(i, self._echo(i))]) for i in range(self.shape.num_choices)
         ]
 
     def _echo(self, index: int) -> str:
-        echoes = self.shape.echoes
-        return echoes[index * len(echoes) // self.shape.num_choices] if echoes else ""
+        if not self.echoes:
+            return ""
+        return self.echoes[index * len(self.echoes) // self.shape.num_choices]
 
     def _choice(self, index: int, gained: _Gained) -> CompletionChoice:
         text = self._echo(index) + "".join(gained.texts)
