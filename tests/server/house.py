@@ -99,13 +99,13 @@ class CountingRunner:
         token_ids = np.array([self._next[i] for i in last], np.int32)
         if self.script is not None:
             positions = pending.sampling.positions[: len(last)].tolist()
-            token_ids = np.array(list(map(self._scripted, positions)), np.int32)
+            token_ids = np.array(list(map(self.scripted, positions)), np.int32)
         self._newest |= dict(zip(seats, token_ids.tolist(), strict=True))
         top_ids = (token_ids[:, None] + np.arange(20, dtype=np.int32)) % len(self._next)
         top_logprobs = np.tile(-0.5 - np.arange(20, dtype=np.float32), (len(last), 1))
         return StepResult(token_ids, np.full(len(last), -0.5, np.float32), top_ids, top_logprobs)
 
-    def _scripted(self, position: int) -> int:
+    def scripted(self, position: int) -> int:
         """Draws that nobody reads come before the script, in a prompt's parts, and behind it."""
         assert self.script is not None
         place = position - self.script_begins

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -159,17 +160,43 @@ def test_a_stop_string_ends_with_stop(house: House):
     assert len(whole["message"]["tool_calls"]) == 1
 
 
-def test_content_streams_at_once_and_arguments_as_they_come(house: House):
-    reply = ask(house, f"ab{CALL}", stream=True)
-    lines = [line for line in reply.text.split("\n\n") if line.startswith("data: {")]
-    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines]
-    assert deltas[1:3] == [{"content": "a"}, {"content": "b"}]
-    assert deltas[3]["tool_calls"][0].pop("id")
+def test_content_streams_at_once_and_arguments_as_they_come(
+    house: House, monkeypatch: pytest.MonkeyPatch
+):
+    """The model stops to think inside the arguments; all before it has arrived."""
+    go, scripted = threading.Event(), house.runner.scripted
+    place = len("ab") + CALL.index(", 2")
+
+    def held(position: int) -> int:
+        if position - house.runner.script_begins >= place:
+            assert go.wait(20)
+        return scripted(position)
+
+    monkeypatch.setattr(house.runner, "scripted", held)
+    house.say(f"ab{CALL}")
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": [ADD], "stream": True}
+    url = f"{house.url}/v1/chat/completions"
+    deltas: list[dict[str, Any]] = []
+    with house.client.stream("POST", url, json=body, timeout=20) as reply:
+        lines = (line for line in reply.iter_lines() if line.startswith("data: {"))
+        while sum(len(a) for a in arguments_of(deltas)) < len('{"a": [1'):
+            deltas.append(json.loads(next(lines)[6:])["choices"][0]["delta"])
+        assert "".join(arguments_of(deltas)) == '{"a": [1'
+        go.set()
+        deltas += [json.loads(line[6:])["choices"][0]["delta"] for line in lines]
+    first = next(i for i, delta in enumerate(deltas) if "tool_calls" in delta)
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta["content"] for delta in deltas[1:first]) == "ab"
+    assert deltas[first]["tool_calls"][0].pop("id")
     function = {"name": "add", "arguments": ""}
-    assert deltas[3] == {"tool_calls": [{"index": 0, "type": "function", "function": function}]}
-    arguments = [d["tool_calls"][0]["function"]["arguments"] for d in deltas[4:-1]]
-    assert arguments == list('{"a": [1, 2]}')  # the model's tokens are bytes
+    begun = {"index": 0, "type": "function", "function": function}
+    assert deltas[first] == {"tool_calls": [begun]}
+    assert "".join(arguments_of(deltas)) == '{"a": [1, 2]}'
     assert deltas[-1] == {}
+
+
+def arguments_of(deltas: list[dict[str, Any]]) -> list[str]:
+    return [d["tool_calls"][0]["function"]["arguments"] for d in deltas if "tool_calls" in d]
 
 
 def test_logprobs_of_a_call_are_one_per_token(house: House):
