@@ -95,8 +95,8 @@ class CountingRunner:
         if self.fail_with is not None:
             raise self.fail_with
         last = self._sampled(pending)
-        seats = pending.sampling.seats[: len(last)].tolist()
         token_ids = np.array([self._next[i] for i in last], np.int32)
+        seats = pending.sampling.seats[: len(last)].tolist()
         if self.script is not None:
             positions = pending.sampling.positions[: len(last)].tolist()
             token_ids = np.array(list(map(self.scripted, positions)), np.int32)
