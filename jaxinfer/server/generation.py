@@ -21,9 +21,9 @@ from jaxinfer.errors import (
     InvalidRequest,
     JaxInferError,
 )
-from jaxinfer.outputs import RequestOutput
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.server.body import read_body
+from jaxinfer.server.echo import EchoOnly, prompt_texts
 from jaxinfer.server.prompts import check_length, check_token_ids, encode_chat
 from jaxinfer.server.protocol import ChatRequest, CompletionRequest, parse
 from jaxinfer.server.replies import body_of, encode, json_reply
@@ -34,6 +34,7 @@ from jaxinfer.server.tool_use import tool_parser, with_tools
 from jaxinfer.server.writers import ChatWriter, CompletionWriter, Shape, Writer
 
 if TYPE_CHECKING:
+    from jaxinfer.outputs import RequestOutput
     from jaxinfer.request_stream import RequestStream
     from jaxinfer.server.tool_calls.parser import ToolParser
 
@@ -111,10 +112,11 @@ class GenerationEndpoint(ABC):
         departure.check()
         writer = self.writer(_shape(served, plan))
         writer.tally.prompt = sum(map(len, prompts))
-        writer.echoes = await self._echoes(served, plan.fields)
-        if isinstance(plan.fields, CompletionRequest) and plan.fields.is_echo_only:
-            await self._send(EchoOnly(writer), plan, departure, send)
-            return
+        if isinstance(plan.fields, CompletionRequest) and plan.fields.echo:
+            writer.echoes = await prompt_texts(served, plan.fields)
+            if plan.fields.is_echo_only:
+                await self._send(EchoOnly(writer), plan, departure, send)
+                return
         stream = served.engine.submit(*self._requests(writer.id, plan, prompts, arrival_s))
         try:
             departure.call(stream.close)
@@ -213,10 +215,6 @@ class GenerationEndpoint(ABC):
     def _encode(self, served: ServedModel, fields: Any) -> list[list[int]]:
         """Token ids of every prompt; runs on a thread of the tokenizer pool."""
 
-    async def _echoes(self, served: ServedModel, fields: Any) -> list[str]:
-        """The text of each prompt if the answer repeats it; else none."""
-        return []
-
 
 class ChatEndpoint(GenerationEndpoint):
     """POST /v1/chat/completions."""
@@ -256,35 +254,6 @@ class CompletionEndpoint(GenerationEndpoint):
             if isinstance(prompt, str)
             else check_token_ids(prompt, served.tokenizer.vocab_size, "prompt")
             for prompt in fields.prompts()
-        ]
-
-    async def _echoes(self, served: ServedModel, fields: CompletionRequest) -> list[str]:
-        if not fields.echo:
-            return []
-        skips = fields.skip_special_tokens is not False
-        return await served.off_loop(
-            lambda: [
-                p if isinstance(p, str) else served.tokenizer.decode(p, skip_special_tokens=skips)
-                for p in fields.prompts()
-            ]
-        )
-
-
-class EchoOnly:
-    """In place of a Reading, where no token is asked for: every choice ends at once."""
-
-    def __init__(self, writer: Writer):
-        self.writer = writer
-        self._is_read = False
-
-    async def next(self, timeout_s: float | None) -> list[tuple[int, RequestOutput]] | None:
-        """Like `Reading.next`."""
-        if self._is_read:
-            return None
-        self._is_read = True
-        return [
-            (i, RequestOutput("", i, "", (), (), FinishReason.LENGTH))
-            for i in range(self.writer.shape.num_choices)
         ]
 
 

@@ -266,6 +266,7 @@ class _Serving:
         _spare_what_stays()
         for line in ready_lines(built.summary, seconds):
             self._say(line)
+        self._say(f"tool calls: {served.tool_format.name if served.tool_format else 'none'}")
         self._say(route_line())
         self._state.become_ready(served)
         self._say(f"READY {self._url()} serves {', '.join(served.names)}")

@@ -27,6 +27,7 @@ from jaxinfer.server.protocol import (
 from jaxinfer.server.replies import ModelCard, error_body, error_reply, json_reply
 from jaxinfer.server.state import ServedModel, ServerState
 from jaxinfer.server.tool_fields import check_tools
+from jaxinfer.server.tool_use import check_template
 from jaxinfer.version import __version__
 
 # Asked for by real clients; an answer that says so beats "unknown route".
@@ -201,7 +202,9 @@ def _tokenize(served: ServedModel, wire: TokenizeRequest) -> list[int]:
         chat_template_kwargs=wire.chat_template_kwargs,
         tools=wire.tools,
     )
-    check_tools(wire.tools or [], None)
+    if wire.tools:
+        check_tools(wire.tools, None)
+        check_template(served)
     return encode_chat(served, chat)
 
 

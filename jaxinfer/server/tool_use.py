@@ -81,7 +81,8 @@ def messages_for_template(served: ServedModel, messages: list[dict[str, Any]]) -
     return with_short_ids(messages) if known and known.name == "mistral" else messages
 
 
-def _format(served: ServedModel) -> ToolFormat:
+def check_template(served: ServedModel) -> None:
+    """Raises: InvalidRequest if the model would not see the tools."""
     template = served.tokenizer.chat_template
     if template is not None and not template.reads_tools:
         raise InvalidRequest(
@@ -89,6 +90,10 @@ def _format(served: ServedModel) -> ToolFormat:
             "template that does with --chat-template",
             param="tools",
         )
+
+
+def _format(served: ServedModel) -> ToolFormat:
+    check_template(served)
     if served.tool_format is None:
         raise InvalidRequest(
             "this server does not know how this model writes calls of tools; send no tools, or "

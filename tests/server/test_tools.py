@@ -327,6 +327,8 @@ def test_a_template_without_tools_says_so():
         assert error["param"] == "tools"
         assert "chat template does not know tools" in error["message"]
         assert house.chat("a", max_tokens=1, tools=[ADD], tool_choice="none").status_code == 200
+        body = {"messages": [{"role": "user", "content": "a"}], "tools": [ADD]}
+        assert house.post("/tokenize", body).json()["error"]["param"] == "tools"
 
 
 def test_a_format_that_nobody_knows_is_no_plain_text():

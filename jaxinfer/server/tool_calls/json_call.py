@@ -15,6 +15,7 @@ from jaxinfer.server.tool_calls.pieces import Ledger
 BLANKS = " \t\n\r"
 MAX_NAME = 256  # characters
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
+_CALL_KEYS = ARGUMENT_KEYS | {"name", "type", "id"}
 _MAX_SCALAR = 64  # characters of a number: none that means something is longer
 _WORDS = ("true", "false", "null")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -143,6 +144,8 @@ class JsonText:
 
 class CallObject:
     """{"name": "f", "arguments": {…}}, or "parameters", in any order; other keys mean nothing.
+    With `names` it is not known whether this is a call at all: a key that no call has, or a name
+    that is none of them, is BAD at once.
 
     The call begins in the ledger as soon as its name and the first character of its arguments are
     there; the arguments follow as they come.
@@ -194,7 +197,8 @@ class CallObject:
     def _read_string(self) -> Verdict:
         if self._json.state == "colon":
             self._key = self._json.string
-            return Verdict.MORE
+            is_meant = self._names is None or self._key in _CALL_KEYS
+            return Verdict.MORE if is_meant else Verdict.BAD
         if self._key != "name":
             return Verdict.MORE
         self._name = self._json.string

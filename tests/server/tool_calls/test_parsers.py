@@ -241,6 +241,13 @@ CASES: dict[str, tuple[type[ToolParser], str, str, Calls, bool]] = {
         [],
         False,
     ),
+    "a typed object": (
+        Llama3Parser,
+        '{"type": "function", "name": "now", "parameters": {}}',
+        "",
+        [("now", "{}")],
+        True,
+    ),
     "a tagged function nobody offered": (
         Llama3Parser,
         TAG + '{"name": "other", "parameters": {}}',
@@ -363,6 +370,12 @@ def test_a_call_is_told_as_it_comes():
 )
 def test_only_what_may_begin_a_mark_is_held(text: str, shown: str):
     assert "".join(str(p) for p in parser(HermesParser).push(text)) == shown
+
+
+def test_json_that_is_no_call_is_shown_as_soon_as_that_is_clear():
+    for text in ('{"answer"', '{"name": "Ann"', '{"name": 1', '{"parameters": []', "[1"):
+        assert "".join(map(str, parser(Llama3Parser).push(text))) == text
+    assert parser(Llama3Parser).push('{"name": "no') == []
 
 
 VALID: list[Any] = [
