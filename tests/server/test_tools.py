@@ -51,7 +51,7 @@ def choice_of(reply: httpx.Response) -> dict[str, Any]:
     return reply.json()["choices"][0]
 
 
-def streamed(house: House, text: str, **fields: Any) -> dict[int, dict[str, Any]]:
+def streamed(house: House, text: str | None, **fields: Any) -> dict[int, dict[str, Any]]:
     """The choices as a client joins them from a stream, in the shape of a whole answer."""
     reply = ask(house, text, stream=True, **fields)
     lines = [line for line in reply.text.split("\n\n") if line.startswith("data: {")]
