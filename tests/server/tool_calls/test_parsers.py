@@ -329,6 +329,59 @@ def test_content_and_calls_are_found_for_every_split(case: str):
         assert run(parser(kind), parts) == (content, calls, is_whole), parts
 
 
+FRAGMENTS = [
+    *(OPEN, CLOSE, TAG, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", NOW, ADD, LLAMA_NOW, LLAMA_ADD),
+    *(
+        "<tool",
+        "[TOOL",
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        ":",
+        ",",
+        ";",
+        " ",
+        "\n",
+        "\n\n",
+        "a",
+        "now",
+        "{}",
+    ),
+    *(
+        '{"name": "',
+        '"now"',
+        ', "arguments": ',
+        "[TOOL_CALLS]now[ARGS]{}",
+        f"{OPEN}\n{NOW}\n{CLOSE}",
+    ),
+]
+
+
+@pytest.mark.parametrize("kind", [HermesParser, Llama3Parser, MistralParser])
+@pytest.mark.parametrize("hides", [False, True])
+def test_random_texts_are_read_alike_for_every_split_and_lose_nothing(
+    kind: type[ToolParser], hides: bool
+):
+    dice = random.Random(kind.__name__)
+    hidden = kind.marks if hides else ()
+    num_calls = 0
+    for _ in range(200):
+        text = "".join(dice.choices(FRAGMENTS, k=dice.randrange(1, 12)))
+        content, calls, is_whole = found = run(parser(kind, hidden=hidden), [text])
+        cuts = sorted(dice.randrange(len(text) + 1) for _ in range(5))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        for parts in (list(text), pieces):
+            assert run(parser(kind, hidden=hidden), parts) == found, parts
+        num_calls += is_whole
+        if not calls:
+            for mark in hidden:
+                text = text.replace(mark, "")
+            assert content == text
+    assert num_calls > 10
+
+
 @pytest.mark.parametrize(
     ("kind", "mark", "text", "content"),
     [
