@@ -100,6 +100,8 @@ class SamplingParams:
                 )
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, None)
+        for token in self.kept_special_ids:
+            _integer("kept_special_ids", token, 0, None)
 
     @property
     def is_greedy(self) -> bool:
