@@ -13,7 +13,8 @@ from jaxinfer.errors import InvalidRequest
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies with what templates expect: content is one str, tool-call arguments are a dict.
+    """Copies with what templates expect: content is one str, tool-call arguments are a dict, and
+    tool_calls are there only if there are some.
 
     Text parts are joined with a newline (as vLLM does). None or no content is "" where tool calls
     stand in for it.
@@ -34,11 +35,26 @@ def _plain_message(message: Any, where: str) -> dict[str, Any]:
             f"{where}.role must be a non-empty string; got {role!r:.80}", param="messages"
         )
     plain = {**map_texts(message, str), "content": _plain_content(message, where)}
-    for call in plain.get("tool_calls") or ():
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and "arguments" in function:
-            function["arguments"] = _plain_arguments(function["arguments"])
+    calls = plain.pop("tool_calls", None)
+    if calls:
+        if not isinstance(calls, list):
+            raise InvalidRequest(f"{where}.tool_calls must be a list", param="messages")
+        plain["tool_calls"] = [
+            _plain_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
+        ]
     return plain
+
+
+def _plain_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(
+            f"{where} must be an object with function.name, as in the answer that it came from; "
+            f"got {call!r:.80}",
+            param="messages",
+        )
+    arguments = _plain_arguments(function.get("arguments"))
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _plain_content(message: Mapping[str, Any], where: str) -> str:
@@ -72,7 +88,11 @@ def _part_text(part: Any, where: str) -> str:
 
 
 def _plain_arguments(arguments: Any) -> Any:
-    """OpenAI sends a JSON string, templates expect an object; what is no JSON object stays."""
+    """OpenAI sends a JSON string, templates expect an object; what is no JSON object stays, since
+    an answer that was cut off comes back too.
+    """
+    if arguments is None or arguments == "":
+        return {}
     try:
         parsed = json.loads(arguments)
     except (TypeError, ValueError, RecursionError):

@@ -14,9 +14,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.ext import Extension, LoopControlExtension
@@ -73,6 +75,8 @@ class ChatTemplate:
         control_texts: Sequence[str] = (),
         clock: Callable[[], datetime] = datetime.now,
     ):
+        self.source = source
+        self._knows_developer = "developer" in source
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._control = ControlTexts(control_texts)
         self._clock = clock
@@ -83,6 +87,12 @@ class ChatTemplate:
                 f"the chat template does not compile: line {error.lineno}: {error.message}; "
                 "correct it, or give another one with --chat-template"
             ) from error
+
+    @cached_property
+    def reads_tools(self) -> bool:
+        """Whether tools can make a difference to the prompt."""
+        names = jinja2.meta.find_undeclared_variables(_environment().parse(self.source))
+        return "tools" in names
 
     def render(
         self,
@@ -97,7 +107,7 @@ class ChatTemplate:
         Raises: InvalidRequest with the template's own message if it refuses the messages
             (raise_exception), or saying what is wrong with them.
         """
-        inputs = _inputs(messages, tools, kwargs)
+        inputs = self._inputs(messages, tools, kwargs)
         return self._run(inputs, add_generation_prompt, self._clock())
 
     def render_marked(
@@ -124,7 +134,7 @@ class ChatTemplate:
                 "set add_generation_prompt to false",
                 param="continue_final_message",
             )
-        inputs = _inputs(messages, tools, kwargs)
+        inputs = self._inputs(messages, tools, kwargs)
         mark, end = _unused_characters(inputs)
         final = inputs["messages"][-1]
         content: str = final["content"]
@@ -137,6 +147,23 @@ class ChatTemplate:
 
         text = _marked_render(run, inputs, self._control, mark)
         return MarkedText(_cut_at(end, text, content) if continue_final_message else text, mark)
+
+    def _inputs(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        kwargs: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        for name in kwargs:
+            if name in RESERVED_NAMES:
+                raise InvalidRequest(
+                    f"chat_template_kwargs may not set {name!r}", param="chat_template_kwargs"
+                )
+        plain = plain_messages(messages)
+        for message in plain:
+            if message["role"] == "developer" and not self._knows_developer:
+                message["role"] = "system"
+        return {"messages": plain, "tools": list(tools) if tools else None, **kwargs}
 
     def _run(self, inputs: Mapping[str, Any], add_generation_prompt: bool, now: datetime) -> str:
         try:
@@ -154,20 +181,6 @@ class ChatTemplate:
                 f"the chat template failed on these messages: {type(error).__name__}: {error}",
                 param="messages",
             ) from error
-
-
-def _inputs(
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
-    kwargs: Mapping[str, Any],
-) -> dict[str, Any]:
-    for name in kwargs:
-        if name in RESERVED_NAMES:
-            raise InvalidRequest(
-                f"chat_template_kwargs may not set {name!r}", param="chat_template_kwargs"
-            )
-    plain = plain_messages(messages)
-    return {"messages": plain, "tools": list(tools) if tools else None, **kwargs}
 
 
 def _unused_characters(inputs: Mapping[str, Any]) -> tuple[str, str]:

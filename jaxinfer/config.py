@@ -56,12 +56,13 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    kept_special_ids: tuple[int, ...] = ()  # special tokens that have text all the same
     logprobs: int | None = None  # None: none; k: chosen token's and the k likeliest (0..20)
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids"):
+        for name in ("stop", "stop_token_ids", "kept_special_ids"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
@@ -99,6 +100,8 @@ class SamplingParams:
                 )
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, None)
+        for token in self.kept_special_ids:
+            _integer("kept_special_ids", token, 0, None)
 
     @property
     def is_greedy(self) -> bool:

@@ -11,7 +11,7 @@ only the start of a character and the longest end of the text that begins a stop
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from jaxinfer.control_tokens import common_length
@@ -48,7 +48,8 @@ class Detokenizer:
         prompt_ids: only decides how the output's first character reads (a leading blank, the rest
             of a character that the prompt began); the U+FFFD of a character that the prompt began
             and nobody finished counts as the prompt's.
-        skip_special_tokens: special tokens have no text.
+        skip_special_tokens: special tokens have no text,
+        kept_special_ids: except these.
         stop: non-empty strings; the text ends before the first that is complete.
         include_stop_str_in_output: it ends behind it instead.
         min_tokens: a stop string that is complete before this many output tokens is mere text.
@@ -66,9 +67,11 @@ class Detokenizer:
         stop: Sequence[str],
         include_stop_str_in_output: bool,
         min_tokens: int = 0,
+        kept_special_ids: Collection[int] = (),
     ):
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = skipped.difference(kept_special_ids)
         self._stops = tuple(stop)
         self._stop_starts = frozenset(text[0] for text in stop)
         self._max_stop = max(map(len, stop), default=0)

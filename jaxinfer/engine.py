@@ -316,6 +316,7 @@ class Engine:
             stop=sampling.stop,
             include_stop_str_in_output=sampling.include_stop_str_in_output,
             min_tokens=sampling.min_tokens,
+            kept_special_ids=sampling.kept_special_ids,
         )
 
 

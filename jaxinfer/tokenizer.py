@@ -93,6 +93,14 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._template
+
+    def control_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        """The ids of those of `texts` that are control tokens."""
+        return {text: self._control_id_of[text] for text in texts if text in self._control_id_of}
+
     def encode(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[int]:

@@ -247,6 +247,14 @@ def test_special_tokens_are_skipped_or_shown_in_the_middle():
     assert detokenizer(BYTES, skip_special_tokens=False).push(ids) == "a<|im_end|>b"
 
 
+def test_a_kept_special_token_has_text_and_the_others_have_none():
+    kept = list(BYTES.control_ids(["<|im_end|>", "no such token"]).values())
+    ids = spell("a<|im_start|><|im_end|>b")
+    assert detokenizer(BYTES, kept_special_ids=kept).push(ids) == "a<|im_end|>b"
+    stopping = detokenizer(BYTES, kept_special_ids=kept, stop=("end|>b",))
+    assert stopping.push(ids) == "a<|im_"
+
+
 def test_ids_without_token_have_no_text():
     assert detokenizer(BYTES).push([*spell("a"), BYTES.vocab_size, 10**9, *spell("b")]) == "ab"
 

@@ -19,6 +19,7 @@ from jaxinfer.config import (
 )
 from jaxinfer.server.edge import Edge
 from jaxinfer.server.state import Limits
+from jaxinfer.server.tool_calls.formats import PARSERS
 
 ENV_PREFIX = "JAXINFER_"
 
@@ -133,6 +134,14 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "chat-template", str, None, "Jinja file instead of the model's own", "engine.chat_template"
+    ),
+    Flag(
+        "tool-call-parser",
+        str,
+        "auto",
+        "format of tool calls (its chat template tells)",
+        "tool_call_parser",
+        PARSERS,
     ),
     Flag(
         "served-model-name",

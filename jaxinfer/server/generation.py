@@ -23,6 +23,7 @@ from jaxinfer.errors import (
 )
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.server.body import read_body
+from jaxinfer.server.echo import EchoOnly, prompt_texts
 from jaxinfer.server.prompts import check_length, check_token_ids, encode_chat
 from jaxinfer.server.protocol import ChatRequest, CompletionRequest, parse
 from jaxinfer.server.replies import body_of, encode, json_reply
@@ -30,11 +31,13 @@ from jaxinfer.server.request_record import note
 from jaxinfer.server.sampling import chat_sampling, completion_sampling
 from jaxinfer.server.sse import ClientGone, Departure, EventSender
 from jaxinfer.server.state import ServedModel, ServerState
+from jaxinfer.server.tool_use import tool_parser, with_tools
 from jaxinfer.server.writers import ChatWriter, CompletionWriter, Shape, Writer
 
 if TYPE_CHECKING:
     from jaxinfer.outputs import RequestOutput
     from jaxinfer.request_stream import RequestStream
+    from jaxinfer.server.tool_calls.parser import ToolParser
 
 log = logging.getLogger(__name__)
 
@@ -110,19 +113,29 @@ class GenerationEndpoint(ABC):
         departure.check()
         writer = self.writer(_shape(served, plan))
         writer.tally.prompt = sum(map(len, prompts))
+        if isinstance(plan.fields, CompletionRequest) and plan.fields.echo:
+            writer.echoes = await prompt_texts(served, plan.fields)
+            if plan.fields.is_echo_only:
+                await self._send(EchoOnly(writer), plan, departure, send)
+                return
         stream = served.engine.submit(*self._requests(writer.id, plan, prompts, arrival_s))
         calls = Reading(stream, writer, plan.sampling.n)
         try:
             departure.call(stream.close)
             await self._accepted(stream, plan)
             departure.check()
-            if plan.fields.stream:
-                await self._send_stream(calls, departure, send)
-            else:
-                await self._send_whole(calls, departure, send)
+            await self._send(calls, plan, departure, send)
         finally:
             stream.close()
             calls.note(arrival_s)
+
+    async def _send(
+        self, reading: Reading | EchoOnly, plan: _Plan, departure: Departure, send: Send
+    ) -> None:
+        if plan.fields.stream:
+            await self._send_stream(reading, departure, send)
+        else:
+            await self._send_whole(reading, departure, send)
 
     def _token_ids(
         self, served: ServedModel, fields: ChatRequest | CompletionRequest
@@ -158,7 +171,9 @@ class GenerationEndpoint(ABC):
                 cache_salt=plan.fields.cache_salt or "",
             )
 
-    async def _send_whole(self, reading: Reading, departure: Departure, send: Send) -> None:
+    async def _send_whole(
+        self, reading: Reading | EchoOnly, departure: Departure, send: Send
+    ) -> None:
         while (outputs := await reading.next(None)) is not None:
             for index, output in outputs:
                 reading.writer.add(index, output)
@@ -167,7 +182,9 @@ class GenerationEndpoint(ABC):
         await send({"type": "http.response.start", "status": 200, "headers": reply.raw_headers})
         await send({"type": "http.response.body", "body": reply.body})
 
-    async def _send_stream(self, reading: Reading, departure: Departure, send: Send) -> None:
+    async def _send_stream(
+        self, reading: Reading | EchoOnly, departure: Departure, send: Send
+    ) -> None:
         """The status waits for the first output (or the first ping), so that an early failure is an
         HTTP error.
         """
@@ -210,7 +227,8 @@ class ChatEndpoint(GenerationEndpoint):
     prompt_field = "messages"
 
     def _sampling(self, served: ServedModel, fields: ChatRequest) -> SamplingParams:
-        return chat_sampling(fields, served.defaults, served.tokenizer.vocab_size)
+        params = chat_sampling(fields, served.defaults, served.tokenizer.vocab_size)
+        return with_tools(served, fields, params)
 
     def _num_prompts(self, fields: ChatRequest) -> int:
         return 1
@@ -319,4 +337,13 @@ def _shape(served: ServedModel, plan: _Plan) -> Shape:
         speller=served.tokenizer,
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
+        tool_parsers=_tool_parsers(served, plan),
     )
+
+
+def _tool_parsers(served: ServedModel, plan: _Plan) -> list[ToolParser]:
+    fields = plan.fields
+    if not isinstance(fields, ChatRequest):
+        return []
+    parsers = [tool_parser(served, fields) for _ in range(plan.num_choices)]
+    return [parser for parser in parsers if parser is not None]

@@ -43,6 +43,7 @@ from jaxinfer.server.startup import (
 )
 from jaxinfer.server.state import ServedModel, ServerState
 from jaxinfer.server.status_line import StatusLine
+from jaxinfer.server.tool_calls.formats import format_for
 
 if TYPE_CHECKING:
     from jaxinfer.engine import Engine
@@ -249,6 +250,7 @@ class _Serving:
         settings = self._settings
         self._engine = AsyncEngine(built.engine, observer=self._metrics)
         self._engine.start()
+        template = built.tokenizer.chat_template
         served = ServedModel(
             engine=self._engine,
             tokenizer=built.tokenizer,
@@ -258,6 +260,7 @@ class _Serving:
             version=built.version,
             defaults=usable_defaults(built.generation_config),
             pool=ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer"),
+            tool_format=format_for(settings.tool_call_parser, template.source if template else ""),
         )
         seconds = time.monotonic() - self._start_s
         engine = self._engine
@@ -276,6 +279,7 @@ class _Serving:
         _spare_what_stays()
         for line in ready_lines(built.summary, seconds):
             self._say(line)
+        self._say(f"tool calls: {served.tool_format.name if served.tool_format else 'none'}")
         self._say(route_line())
         self._state.become_ready(served)
         self._say(f"READY {self._url()} serves {', '.join(served.names)}")

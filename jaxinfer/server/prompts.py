@@ -9,6 +9,7 @@ from jaxinfer.chat_template import RESERVED_NAMES
 from jaxinfer.errors import ContextLengthExceeded, InvalidRequest
 from jaxinfer.server.protocol import ChatRequest
 from jaxinfer.server.state import ServedModel
+from jaxinfer.server.tool_use import messages_for_template, offered_tools
 
 
 def encode_chat(served: ServedModel, fields: ChatRequest) -> list[int]:
@@ -27,8 +28,10 @@ def encode_chat(served: ServedModel, fields: ChatRequest) -> list[int]:
             f"chat_template_kwargs may not hold {', '.join(reserved)}",
             param="chat_template_kwargs",
         )
+    tools = [tool.for_template() for tool in offered_tools(fields)]
     return served.tokenizer.encode_chat(
-        fields.messages,
+        messages_for_template(served, fields.messages),
+        tools=tools or None,
         add_generation_prompt=not continues if begins is None else begins,
         continue_final_message=continues,
         **kwargs,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
 
@@ -21,6 +21,7 @@ from jaxinfer.errors import (
     Overloaded,
     Unavailable,
 )
+from jaxinfer.server.tool_fields import Tool, ToolChoice
 from jaxinfer.server.unsupported import check_supported
 
 # The first class in the error's own order of bases that has an entry.
@@ -37,7 +38,7 @@ STATUS_OF: Mapping[type[JaxInferError], int] = {
 # Sent by clients, without meaning here.
 ACCEPTED_FIELDS = frozenset(
     (
-        *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort"),
+        *("user", "metadata", "store", "service_tier", "reasoning_effort"),
         *("verbosity", "request_id", "safety_identifier", "prompt_cache_key"),
         "prompt_cache_retention",
     )
@@ -59,6 +60,8 @@ class StreamOptions(msgspec.Struct):
 
 class SamplingFields(msgspec.Struct, kw_only=True):
     """What chat and plain completions share. None: the field's default."""
+
+    not_here: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # fields of others: neutral values
 
     model: str | None = None
     max_tokens: int | None = None
@@ -87,6 +90,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 class ChatRequest(SamplingFields, kw_only=True):
     """POST /v1/chat/completions."""
 
+    not_here = {"echo": (None, False)}
+
     messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -94,14 +99,29 @@ class ChatRequest(SamplingFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None  # false: at most one call
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
     """POST /v1/completions."""
 
+    not_here = {
+        "tools": (None, []),
+        "tool_choice": (None, "none"),
+        "parallel_tool_calls": (None, True, False),
+    }
+
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
+    echo: bool | None = None  # the prompt before the text
     add_special_tokens: bool | None = None
+
+    @property
+    def is_echo_only(self) -> bool:
+        """Nothing is to be generated."""
+        return bool(self.echo) and self.max_tokens == 0
 
     def prompts(self) -> list[str | list[int]]:
         """One entry per prompt.
@@ -134,6 +154,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
     return_token_strs: bool | None = None
 
 
@@ -155,7 +176,7 @@ def parse(body: bytes, wire: type[Wire]) -> tuple[Wire, frozenset[str]]:
     """
     fields = _json_object(body)
     known = frozenset(wire.__struct_fields__)
-    named = check_supported(fields)
+    named = check_supported(fields, getattr(wire, "not_here", {}))
     try:
         parsed = msgspec.convert(fields, wire)
     except (msgspec.ValidationError, RecursionError) as error:

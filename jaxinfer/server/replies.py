@@ -19,7 +19,7 @@ from jaxinfer.server.protocol import status_of
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 
-WireFinish = Literal["stop", "length"]
+WireFinish = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(Struct):
@@ -61,15 +61,42 @@ class CompletionLogprobs(Struct):
     text_offset: list[int]
 
 
+class FunctionCall(Struct):
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCall(Struct):
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class FunctionCallDelta(Struct):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct):
+    """The first of a call has its id, type and name."""
+
+    index: int
+    function: FunctionCallDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class ChatMessage(Struct):
-    content: str
+    content: str | None  # None: nothing but tool calls
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class Delta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):

@@ -45,6 +45,8 @@ from jaxinfer.server.replies import (
     json_reply,
 )
 from jaxinfer.server.state import ServedModel, ServerState
+from jaxinfer.server.tool_fields import check_tools
+from jaxinfer.server.tool_use import check_template
 from jaxinfer.version import __version__
 
 # Asked for by real clients; an answer that says so beats "unknown route".
@@ -238,7 +240,11 @@ def _tokenize(served: ServedModel, wire: TokenizeRequest) -> list[int]:
         add_generation_prompt=wire.add_generation_prompt and not wire.continue_final_message,
         continue_final_message=wire.continue_final_message,
         chat_template_kwargs=wire.chat_template_kwargs,
+        tools=wire.tools,
     )
+    if wire.tools:
+        check_tools(wire.tools, None)
+        check_template(served)
     return encode_chat(served, chat)
 
 

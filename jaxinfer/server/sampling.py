@@ -67,7 +67,15 @@ def completion_sampling(
     request: CompletionRequest, defaults: Mapping[str, Any], vocab_size: int
 ) -> SamplingParams:
     """Raises: InvalidRequest naming the field."""
+    if request.echo and request.logprobs is not None:
+        raise InvalidRequest(
+            "echo excludes logprobs: this server makes no log-probabilities of prompts; send one "
+            "of the two",
+            param="echo",
+        )
     limit = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    if request.is_echo_only:
+        limit = 1  # of which none is asked for
     return _sampling(request, defaults, vocab_size, {}, max_tokens=limit, logprobs=request.logprobs)
 
 

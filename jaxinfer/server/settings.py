@@ -33,6 +33,7 @@ class ServeSettings:
     host: str
     port: int
     root_path: str
+    tool_call_parser: str  # one of PARSERS
     served_model_names: tuple[str, ...]  # empty: the model's own name
     api_keys: tuple[str, ...]
     shutdown_timeout_s: float

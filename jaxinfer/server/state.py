@@ -19,6 +19,7 @@ from jaxinfer.server.admission import Admission
 from jaxinfer.server.metrics import Metrics
 
 if TYPE_CHECKING:
+    from jaxinfer.server.tool_calls.formats import ToolFormat
     from jaxinfer.tokenizer import Tokenizer
 
 Phase = Literal["loading", "ready", "draining"]
@@ -59,6 +60,7 @@ class ServedModel:
     version: str  # of the weights
     defaults: Mapping[str, Any]  # of sampling fields, from the model's generation_config
     pool: ThreadPoolExecutor  # tokenization, never on the event loop
+    tool_format: ToolFormat | None = None  # how the model writes calls; None: it is not known
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_name(self, name: str | None) -> str:

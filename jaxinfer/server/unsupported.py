@@ -17,7 +17,6 @@ _ABSENT = (None, False, "", [], {})
 # Field -> what means "not used".
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (None, 1),
-    "echo": (None, False),
     "best_of": (None, 1),
     "suffix": (None, ""),
     "use_beam_search": (None, False),
@@ -26,8 +25,6 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "allowed_token_ids": (None, []),
     "bad_words": (None, []),
     "logits_processors": (None, []),
-    "tools": (None, []),
-    "tool_choice": (None, "none"),
     "functions": (None, []),
     "function_call": (None, "none"),
     "response_format": (None, {"type": "text"}),
@@ -51,14 +48,19 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def check_supported(fields: Mapping[str, Any]) -> frozenset[str]:
-    """Returns: the names among `fields` that this table knows.
-
+def check_supported(
+    fields: Mapping[str, Any], not_here: Mapping[str, tuple[Any, ...]] | None = None
+) -> frozenset[str]:
+    """
+    Args:
+        not_here: neutral values of fields that only another route knows.
+    Returns: the names among `fields` that the two tables know.
     Raises: InvalidRequest for the first of them with a value that would need the feature.
     """
-    named = frozenset(fields) & NEUTRAL_VALUES.keys()
+    table = {**NEUTRAL_VALUES, **(not_here or {})}
+    named = frozenset(fields) & table.keys()
     for name in sorted(named):
-        neutral = NEUTRAL_VALUES[name]
+        neutral = table[name]
         if not any(_same(fields[name], value) for value in neutral):
             raise InvalidRequest(
                 f"{name} is not supported by this server; leave it out"

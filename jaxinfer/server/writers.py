@@ -23,13 +23,19 @@ from jaxinfer.server.replies import (
     Completion,
     CompletionChoice,
     Delta,
+    FunctionCall,
+    FunctionCallDelta,
+    ToolCall,
+    ToolCallDelta,
     Usage,
     WireFinish,
     encode,
 )
+from jaxinfer.server.tool_calls.pieces import CallDelta, Piece
 
 if TYPE_CHECKING:
     from jaxinfer.outputs import RequestOutput, TokenLogprob
+    from jaxinfer.server.tool_calls.parser import ToolParser
 
 _WIRE_FINISH: dict[FinishReason, WireFinish] = {
     FinishReason.STOP: "stop",
@@ -48,6 +54,7 @@ class Shape:
     speller: Speller
     include_usage: bool = False  # a last chunk with usage
     continuous_usage: bool = False  # usage in every chunk
+    tool_parsers: Sequence[ToolParser] = ()  # of chat: one per choice, or none
 
 
 @dataclass(slots=True)
@@ -55,9 +62,18 @@ class _Gained:
     """One choice so far."""
 
     texts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)  # not yet sent
     offset: int = 0  # characters of the tokens sent with logprobs
     finish: WireFinish | None = None
+
+    def keep(self, piece: Piece) -> None:
+        if isinstance(piece, str):
+            self.texts.append(piece)
+        elif piece.id is not None and piece.name is not None:
+            self.calls.append(ToolCall(piece.id, FunctionCall(piece.name, piece.arguments)))
+        else:
+            self.calls[piece.index].function.arguments += piece.arguments
 
 
 @dataclass(slots=True)
@@ -83,6 +99,7 @@ class Writer(ABC):
         self.shape = shape
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.tally = Tally()
+        self.echoes: Sequence[str] = ()  # of completions: the text of each prompt, or none
         self._created = int(time.time())
         self._gained = [_Gained() for _ in range(shape.num_choices)]
 
@@ -93,8 +110,9 @@ class Writer(ABC):
     def add(self, index: int, output: RequestOutput) -> None:
         """Keeps what choice `index` gained."""
         gained = self._count(index, output)
-        gained.texts.append(output.text)
         gained.logprobs.extend(output.logprobs)
+        for piece in self._pieces(index, gained, output):
+            gained.keep(piece)
 
     def whole(self) -> Completion:
         """The reply, when every choice has finished."""
@@ -102,15 +120,18 @@ class Writer(ABC):
         return self._envelope(self.whole_object, choices, self.tally.usage())
 
     def chunks(self, index: int, output: RequestOutput) -> list[bytes]:
-        """Text first, then the finish reason in a chunk of its own.
+        """Text and calls first, then the finish reason in a chunk of its own.
 
-        Logprobs wait for the next text or the end.
+        Logprobs wait for the next text or call, or for the end.
         """
         gained = self._count(index, output)
         gained.logprobs.extend(output.logprobs)
         found: list[bytes] = []
-        if output.text or (gained.finish and gained.logprobs):
-            found.append(self._chunk([self._text_choice(index, output.text, gained)]))
+        pieces = self._pieces(index, gained, output)
+        if not pieces and gained.finish and gained.logprobs:
+            pieces = [""]
+        for piece in pieces:
+            found.append(self._chunk([self._piece_choice(index, piece, gained)]))
             gained.logprobs = []
         if gained.finish is not None:
             found.append(self._chunk([self._finish_choice(index, gained.finish)]))
@@ -131,6 +152,9 @@ class Writer(ABC):
                 self.tally.cached += output.stats.num_cached_tokens
         return gained
 
+    def _pieces(self, index: int, gained: _Gained, output: RequestOutput) -> list[Piece]:
+        return [output.text] if output.text else []
+
     def _chunk(self, choices: Sequence[Struct]) -> bytes:
         usage: Usage | UnsetType | None = None if self.shape.include_usage else UNSET
         if self.shape.continuous_usage:
@@ -149,7 +173,7 @@ class Writer(ABC):
     def _choice(self, index: int, gained: _Gained) -> Struct: ...
 
     @abstractmethod
-    def _text_choice(self, index: int, text: str, gained: _Gained) -> Struct: ...
+    def _piece_choice(self, index: int, piece: Piece, gained: _Gained) -> Struct: ...
 
     @abstractmethod
     def _finish_choice(self, index: int, finish: WireFinish) -> Struct: ...
@@ -166,11 +190,27 @@ class ChatWriter(Writer):
 
     def _choice(self, index: int, gained: _Gained) -> ChatChoice:
         assert gained.finish is not None
-        message = ChatMessage("".join(gained.texts))
+        content = "".join(gained.texts)
+        message = ChatMessage(content)
+        if gained.calls:
+            message = ChatMessage(content or None, tool_calls=gained.calls)
         return ChatChoice(index, message, gained.finish, self._logprobs(gained))
 
-    def _text_choice(self, index: int, text: str, gained: _Gained) -> ChatDelta:
-        return ChatDelta(index, Delta(content=text), logprobs=self._logprobs(gained))
+    def _piece_choice(self, index: int, piece: Piece, gained: _Gained) -> ChatDelta:
+        delta = Delta(content=piece) if isinstance(piece, str) else _call_delta(piece)
+        return ChatDelta(index, delta, logprobs=self._logprobs(gained))
+
+    def _pieces(self, index: int, gained: _Gained, output: RequestOutput) -> list[Piece]:
+        if not self.shape.tool_parsers:
+            return super()._pieces(index, gained, output)
+        parser = self.shape.tool_parsers[index]
+        pieces = parser.push(output.text)
+        if gained.finish is not None:
+            pieces += parser.finish()
+            ended_itself = gained.finish == "stop" and not isinstance(output.stop, str)
+            if ended_itself and parser.has_whole_calls:
+                gained.finish = "tool_calls"
+        return pieces
 
     def _finish_choice(self, index: int, finish: WireFinish) -> ChatDelta:
         return ChatDelta(index, Delta(), finish)
@@ -181,16 +221,37 @@ class ChatWriter(Writer):
         return chat_logprobs(gained.logprobs, self.shape.speller)
 
 
+def _call_delta(piece: CallDelta) -> Delta:
+    function = FunctionCallDelta(piece.arguments, UNSET if piece.name is None else piece.name)
+    call = ToolCallDelta(piece.index, function)
+    if piece.id is not None:
+        call.id, call.type = piece.id, "function"
+    return Delta(tool_calls=[call])
+
+
 class CompletionWriter(Writer):
     prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
+    def opening(self) -> list[bytes]:
+        if not self.echoes:
+            return []
+        return [
+            self._chunk([CompletionChoice(i, self._echo(i))]) for i in range(self.shape.num_choices)
+        ]
+
+    def _echo(self, index: int) -> str:
+        if not self.echoes:
+            return ""
+        return self.echoes[index * len(self.echoes) // self.shape.num_choices]
+
     def _choice(self, index: int, gained: _Gained) -> CompletionChoice:
-        text = "".join(gained.texts)
+        text = self._echo(index) + "".join(gained.texts)
         return CompletionChoice(index, text, gained.finish, self._logprobs(gained))
 
-    def _text_choice(self, index: int, text: str, gained: _Gained) -> CompletionChoice:
-        return CompletionChoice(index, text, logprobs=self._logprobs(gained))
+    def _piece_choice(self, index: int, piece: Piece, gained: _Gained) -> CompletionChoice:
+        assert isinstance(piece, str), "only chat has calls"
+        return CompletionChoice(index, piece, logprobs=self._logprobs(gained))
 
     def _finish_choice(self, index: int, finish: WireFinish) -> CompletionChoice:
         return CompletionChoice(index, "", finish)

@@ -1,7 +1,8 @@
 """A whole server on a loopback port: the real engine, tokenizer and app around a scripted runner.
 
 The runner counts: after "a" comes "b", after "z" "a"; after "3" come "2", "1", "0" and then the end
-token. So every text can be worked out by hand. Tokens are single bytes.
+token. So every text can be worked out by hand. Tokens are single bytes. `House.say` gives it a text
+to say instead.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ from jaxinfer.engine import Engine
 from jaxinfer.scheduling.batch import Batch, StepResult
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
+from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.server.app import create_app
 from jaxinfer.server.connection import protocol
@@ -35,6 +37,7 @@ from jaxinfer.server.edge import Edge
 from jaxinfer.server.lifecycle import bind
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.state import Limits, ServedModel, ServerState
+from jaxinfer.server.tool_calls.formats import format_for
 from jaxinfer.tokenizer import Tokenizer
 
 TEMPLATE = (
@@ -47,18 +50,20 @@ MODEL = "letters"
 MAX_MODEL_LEN = 256
 
 
-def letter_tokenizer() -> Tokenizer:
-    """One token per byte, and an end token."""
+def letter_tokenizer(template: str = TEMPLATE, marks: Sequence[str] = ()) -> Tokenizer:
+    """One token per byte, an end token, and `marks` as further control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([tokenizers.AddedToken(EOS, special=True, normalized=False)])
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(text, special=True, normalized=False) for text in (EOS, *marks)]
+    )
     eos_id = backend.token_to_id(EOS)
     assert eos_id is not None
     return Tokenizer(
         backend,
-        chat_template=TEMPLATE,
+        chat_template=template,
         bos_token=None,
         eos_token=EOS,
         add_bos=False,
@@ -67,7 +72,9 @@ def letter_tokenizer() -> Tokenizer:
 
 
 class CountingRunner:
-    """A `Runner`. `step_s` slows it, `fail_with` makes steps fail, `gate` holds them."""
+    """A `Runner`. `step_s` slows it, `fail_with` makes steps fail, `gate` holds them, `script` is
+    what every sequence says (None: it counts).
+    """
 
     def __init__(self, tokenizer: Tokenizer):
         self.step_s = 0.0
@@ -75,6 +82,8 @@ class CountingRunner:
         self.gate = threading.Event()
         self.gate.set()
         self.num_steps = 0
+        self.script: list[int] | None = None
+        self.script_begins = 0  # tokens of the prompt that is answered by it
         self._newest: dict[int, int] = {}  # seat -> the last token drawn there
         self._next = {i: self._rule(tokenizer, i) for i in range(tokenizer.vocab_size)}
 
@@ -90,10 +99,19 @@ class CountingRunner:
         last = self._sampled(pending)
         token_ids = np.array([self._next[i] for i in last], np.int32)
         seats = pending.sampling.seats[: len(last)].tolist()
+        if self.script is not None:
+            positions = pending.sampling.positions[: len(last)].tolist()
+            token_ids = np.array(list(map(self.scripted, positions)), np.int32)
         self._newest |= dict(zip(seats, token_ids.tolist(), strict=True))
         top_ids = (token_ids[:, None] + np.arange(20, dtype=np.int32)) % len(self._next)
         top_logprobs = np.tile(-0.5 - np.arange(20, dtype=np.float32), (len(last), 1))
         return StepResult(token_ids, np.full(len(last), -0.5, np.float32), top_ids, top_logprobs)
+
+    def scripted(self, position: int) -> int:
+        """Draws that nobody reads come before the script, in a prompt's parts, and behind it."""
+        assert self.script is not None
+        place = position - self.script_begins
+        return self.script[place] if 0 <= place < len(self.script) else self.script[-1]
 
     def _sampled(self, batch: Batch) -> list[int]:
         """The tokens that are followed by drawn ones."""
@@ -123,6 +141,7 @@ class House:
     runner: CountingRunner
     scheduler: Scheduler
     loop: asyncio.AbstractEventLoop
+    tokenizer: Tokenizer
     client: httpx.Client = field(default_factory=httpx.Client)
 
     def post(self, path: str, body: Any = None, **kwargs: Any) -> httpx.Response:
@@ -137,6 +156,13 @@ class House:
     def chat(self, content: Any = "a", **fields: Any) -> httpx.Response:
         messages = [{"role": "user", "content": content}]
         return self.post("/v1/chat/completions", {"model": MODEL, "messages": messages, **fields})
+
+    def say(self, text: str | None) -> None:
+        """Whoever asks gets `text` and the end token, one at a time; None: the runner counts
+        again.
+        """
+        end = min(self.tokenizer.eos_token_ids)
+        self.runner.script = None if text is None else [*self.tokenizer.encode(text), end]
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
@@ -167,17 +193,22 @@ class House:
 
 
 def make_engine(
-    *, num_pages: int = 64, max_num_seqs: int = 8
+    *,
+    num_pages: int = 64,
+    max_num_seqs: int = 8,
+    max_model_len: int = MAX_MODEL_LEN,
+    template: str = TEMPLATE,
+    marks: Sequence[str] = (),
 ) -> tuple[Engine, CountingRunner, Scheduler, Tokenizer]:
-    """Pages of 8 tokens; prompts of up to MAX_MODEL_LEN."""
-    tokenizer = letter_tokenizer()
+    """Pages of 8 tokens; prompts of up to max_model_len."""
+    tokenizer = letter_tokenizer(template, marks)
     config = SchedulerConfig(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_model_len=MAX_MODEL_LEN
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_model_len=max_model_len
     )
     buckets = Buckets.for_limits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=64,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         page_size=8,
     )
     scheduler = Scheduler(config, PagePool(num_pages, 8), buckets)
@@ -234,6 +265,14 @@ def open_house(
         )
     )
 
+    submit = core.submit
+
+    def noted(request: Request) -> None:
+        runner.script_begins = len(request.token_ids)
+        submit(request)
+
+    core.submit = noted  # type: ignore[method-assign]
+
     async def run() -> None:
         engine = AsyncEngine(core, observer=metrics)
         engine.start()
@@ -243,10 +282,11 @@ def open_house(
             tokenizer=tokenizer or own_tokenizer,
             names=names,
             root="tests/letters",
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=engine_options.get("max_model_len", MAX_MODEL_LEN),
             version="v1",
             defaults=defaults or {},
             pool=pool,
+            tool_format=format_for("auto", engine_options.get("template", TEMPLATE)),
         )
         if is_ready:
             metrics.on_loaded(
@@ -273,7 +313,8 @@ def open_house(
         time.sleep(0.002)
     engine, loop = started[0]
     host, port = listener.getsockname()[:2]
-    house = House(f"http://{host}:{port}", state, engine, runner, scheduler, loop)
+    url = f"http://{host}:{port}"
+    house = House(url, state, engine, runner, scheduler, loop, own_tokenizer)
     try:
         yield house
     finally:

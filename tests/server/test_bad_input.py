@@ -179,11 +179,10 @@ def test_chats_own_fields_are_checked(house: House, fields: dict[str, Any], para
     ("field", "value"),
     [
         ("length_penalty", 0.5),
-        ("echo", True),
         ("best_of", 2),
         ("suffix", "x"),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "auto"),
+        ("bad_words", ["x"]),
+        ("allowed_token_ids", [1]),
         ("response_format", {"type": "json_object"}),
         ("guided_json", {"type": "object"}),
         ("guided_regex", "a+"),
@@ -195,6 +194,13 @@ def test_a_field_without_its_feature_is_refused_by_name(house: House, field: str
     for call in (house.complete, house.chat):
         reply = call("a", **{field: value})
         assert "not supported" in check(reply, param=field)
+
+
+def test_a_field_of_the_other_route_is_refused_by_name(house: House):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert "not supported" in check(house.complete("a", tools=tools), param="tools")
+    assert "not supported" in check(house.complete("a", tool_choice="auto"), param="tool_choice")
+    assert "not supported" in check(house.chat("a", echo=True), param="echo")
 
 
 def test_neutral_values_of_absent_features_are_accepted(house: House):

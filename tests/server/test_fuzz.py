@@ -22,6 +22,7 @@ JUNK: list[Any] = [
     *([{}], [{"role": "user", "content": "a"}], [{"role": "", "content": []}]),
     [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}],
     [{"role": "user", "content": [{"type": "text"}]}],
+    [{"type": "function", "function": {"name": "f"}}],
     {"include_usage": True, "continuous_usage_stats": True},
 ]
 
@@ -32,7 +33,7 @@ def bodies(wire: type, start: dict[str, Any], seed: int, count: int) -> list[dic
     fields = [*wire.__struct_fields__, *NEUTRAL_VALUES, "unheard_of"]  # type: ignore[attr-defined]
 
     def spoiled() -> dict[str, Any]:
-        number = choose.randint(1, 4)
+        number = choose.choice((1, 1, 2, 4))
         return {**start, **{choose.choice(fields): choose.choice(JUNK) for _ in range(number)}}
 
     return [spoiled() for _ in range(count)]

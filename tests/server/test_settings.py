@@ -93,6 +93,7 @@ EXAMPLES = {
     "cache-dir": "c",
     "dtype": "bfloat16",
     "chat-template": "t",
+    "tool-call-parser": "mistral",
     "served-model-name": "a,b",
     "host": "::",
     "port": "9",
