@@ -82,8 +82,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 class ChatRequest(SamplingFields, kw_only=True):
     """POST /v1/chat/completions."""
 
-    not_here = {"echo": (None, False)}
-
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -94,6 +92,8 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None  # false: at most one call
+
+    not_here = {"echo": (None, False)}
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
