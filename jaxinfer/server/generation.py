@@ -116,7 +116,8 @@ class GenerationEndpoint(ABC):
         if isinstance(plan.fields, CompletionRequest) and plan.fields.echo:
             writer.echoes = await prompt_texts(served, plan.fields)
             if plan.fields.is_echo_only:
-                await self._send(EchoOnly(writer), plan, departure, send)
+                answer = self._send_stream if plan.fields.stream else self._send_whole
+                await answer(EchoOnly(writer), departure, send)
                 return
         stream = served.engine.submit(*self._requests(writer.id, plan, prompts, arrival_s))
         calls = Reading(stream, writer, plan.sampling.n)
@@ -124,18 +125,13 @@ class GenerationEndpoint(ABC):
             departure.call(stream.close)
             await self._accepted(stream, plan)
             departure.check()
-            await self._send(calls, plan, departure, send)
+            if plan.fields.stream:
+                await self._send_stream(calls, departure, send)
+            else:
+                await self._send_whole(calls, departure, send)
         finally:
             stream.close()
             calls.note(arrival_s)
-
-    async def _send(
-        self, reading: Reading | EchoOnly, plan: _Plan, departure: Departure, send: Send
-    ) -> None:
-        if plan.fields.stream:
-            await self._send_stream(reading, departure, send)
-        else:
-            await self._send_whole(reading, departure, send)
 
     def _token_ids(
         self, served: ServedModel, fields: ChatRequest | CompletionRequest

@@ -90,8 +90,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 class ChatRequest(SamplingFields, kw_only=True):
     """POST /v1/chat/completions."""
 
-    not_here = {"echo": (None, False)}
-
     messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -102,6 +100,8 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None  # false: at most one call
+
+    not_here = {"echo": (None, False)}
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
