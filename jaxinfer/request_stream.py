@@ -193,4 +193,5 @@ class _Gain:
             stop=last.stop,
             stats=last.stats,
             error=last.error,
+            truncation=last.truncation,
         )

@@ -88,8 +88,9 @@ class Scheduler:
         Raises: ContextLengthExceeded if it could never fit.
         """
         request = sequence.request
+        sampling = request.sampling
         sequence.max_total_tokens = self.limit.total_tokens(
-            sequence.num_prompt_tokens, request.sampling.max_tokens
+            sequence.num_prompt_tokens, sampling.max_tokens, sampling.binding_cap
         )
         self._num_submitted += 1
         sequence.rank = (request.arrival_s + request.priority * AGING_S, self._num_submitted)
