@@ -95,8 +95,10 @@ class SentenceEnds:
         if self._fence and _closes("".join(self._line), self._fence):
             self._note(self._content_end)
         run, self._run = self._run, None
-        if run is not None and run.is_end(None, self._run_word(run)):
-            self._note(run.end)
+        if run is not None:
+            word = run.word if run.has_gap else self._word_before(run)
+            if run.is_end(None, word):
+                self._note(run.end)
 
     @property
     def possible(self) -> tuple[int, ...]:
@@ -109,7 +111,7 @@ class SentenceEnds:
             places.append(self._paragraph_end)
         if not is_blank and (self._fence or not self._leads_on()):
             places.append(self._content_end)
-        return tuple(place for place in places if place < self._at)
+        return tuple(place for place in places if self.sentence < place < self._at)
 
     @property
     def _is_blank_line(self) -> bool:
@@ -118,7 +120,8 @@ class SentenceEnds:
     def _leads_on(self) -> bool:
         """Whether the current line, as it is, belongs to what comes behind it."""
         head = "".join(self._line[:12])
-        return self._last in _COLONS or _HEADING.match(head) is not None
+        is_heading = _HEADING.match(head) is not None
+        return is_heading or self._last in _COLONS or self._opening.is_fence
 
     def _note(self, end: int) -> None:
         self.sentence = max(self.sentence, end)
@@ -130,6 +133,8 @@ class SentenceEnds:
         if is_mark and self._run is None:
             is_first = self._begins_line if self._word else self._is_blank_line
             self._run = _Run(character, self._at + 1, len(self._word), is_first)
+        if self._run is not None and self._run.is_plain:
+            self._note(self._run.end)
         if character == "\n":
             self._at += 1
             self._end_line()
@@ -153,18 +158,20 @@ class SentenceEnds:
         """What a character says of the marks before it."""
         if not run.has_gap and (is_mark or _closes_quote(character)):
             run.add(character, self._at + 1, is_mark=is_mark)
-        elif is_blank and not run.is_plain:
+        elif run.is_plain:
+            self._run = None
+        elif is_blank:
             if not run.has_gap:
-                run.word, run.has_gap = self._run_word(run), True
+                run.word, run.has_gap = self._word_before(run), True
                 if not run.is_end(_CAPITAL, run.word):
                     self._run = None
         else:
-            if run.is_end(character, self._run_word(run)):
+            if run.is_end(character, run.word):
                 self._note(run.end)
             self._run = None
 
-    def _run_word(self, run: _Run) -> str:
-        return run.word if run.has_gap else "".join(self._word[: run.num_word])
+    def _word_before(self, run: _Run) -> str:
+        return "".join(self._word[: run.num_word])
 
     def _end_line(self) -> None:
         line, opening = "".join(self._line), self._opening
@@ -238,7 +245,7 @@ class _Run:
         self.is_plain = mark in _PLAIN  # ends a sentence whatever follows
         self.is_mark = mark in _MARKS  # more than one period
         self.has_gap = False  # a blank came behind it
-        self.word = ""  # known from the gap on
+        self.word = ""  # from the gap on
 
     def add(self, character: str, end: int, *, is_mark: bool) -> None:
         self.end = end
@@ -251,7 +258,7 @@ class _Run:
 
         Args:
             following: the next character that is no blank; None: the text is cut before it came.
-            word: what stands before it.
+            word: what stands before it; of no use without a gap or a cut.
         """
         if self.is_plain:
             return True
