@@ -93,6 +93,10 @@ class Metrics:
         """`reason`: one of REJECT_REASONS."""
         self._rejected[reason].inc()
 
+    def on_reader_cut(self) -> None:
+        """A client that took nothing for too long was cut off."""
+        self._readers_cut.inc()
+
     def on_loaded(
         self,
         *,
@@ -149,6 +153,7 @@ class Metrics:
     def _set_pool(self, pool: PoolStats) -> None:
         self._running.set(pool.num_running)
         self._waiting.set(pool.num_waiting)
+        self._paused.set(pool.num_paused)
         self._usage.set(pool.pages_used / max(pool.pages_total, 1))
         for state in PAGE_STATES:
             self._pages[state].set(getattr(pool, f"pages_{state}"))
@@ -156,6 +161,7 @@ class Metrics:
     def _make_gauges(self) -> None:
         self._running = self._gauge("num_requests_running", "Sequences that run")
         self._waiting = self._gauge("num_requests_waiting", "Sequences that wait")
+        self._paused = self._gauge("num_requests_paused", "Sequences whose reader is behind")
         self._usage = self._gauge("kv_cache_usage_perc", "Share of KV pages owned by sequences")
         self._padding_waste = self._gauge(
             "padding_waste_ratio", "Share of the last step's tokens that was padding"
@@ -193,6 +199,7 @@ class Metrics:
             "prefix_cache_hits", "Prompt tokens found in the prefix cache"
         )
         self._aborted = self._counter("aborted", "Choices ended because the client went away")
+        self._readers_cut = self._counter("readers_cut", "Clients cut off that read nothing")
         self._retries = self._counter("request_retries", "Choices begun again after a failed step")
         self._rebuilds = self._counter("engine_rebuilds", "Times that the KV pool was made anew")
         success = Counter(
