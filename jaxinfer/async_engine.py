@@ -135,12 +135,12 @@ class AsyncEngine:
         if stream is not None:
             stream.close()
 
-    def end(self, request_id: str) -> None:
-        """Ends a request; its reader gets what it had, and `abort` as the finish reason. Unknown
-        ids are ignored.
+    def end(self, *request_ids: str) -> None:
+        """Ends requests; their reader gets what they had, and `abort` as the finish reason.
+        Unknown ids are ignored.
         """
-        if request_id in self._streams:
-            self._send(_Abort(request_id, tells_reader=True))
+        open_ids = (i for i in request_ids if i in self._streams)
+        self._send(*(_Abort(request_id, tells_reader=True) for request_id in open_ids))
 
     @property
     def pool_stats(self) -> PoolStats:
@@ -273,6 +273,7 @@ class AsyncEngine:
             outputs = self._engine.abort(message.request_id)
             self._observe_ends(outputs)
             if message.tells_reader:
+                self._pool = self._engine.pool_stats()
                 self._call(self._deliver, outputs, self.clock())
 
     def _submit(self, request: Request) -> JaxInferError | None:

@@ -144,6 +144,7 @@ class RequestStream:
     def push(self, output: RequestOutput, now_s: float) -> bool:
         """Takes an output. Returns whether its request has now ended."""
         key = (output.request_id, output.index)
+        self._to_accept.discard(output.request_id)
         self._observe(key, len(output.token_ids), now_s)
         gain = self._unread.get(key)
         if gain is None:

@@ -14,12 +14,13 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
 from jaxinfer.errors import JaxInferError, Overloaded, Unavailable
+from jaxinfer.outputs import Truncation
 from jaxinfer.server.protocol import status_of
 
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 
-WireFinish = Literal["stop", "length"]
+WireFinish = Literal["stop", "length", "abort"]
 
 
 class PromptTokensDetails(Struct):
@@ -77,6 +78,7 @@ class ChatChoice(Struct):
     message: ChatMessage
     finish_reason: WireFinish
     logprobs: ChatLogprobs | None = None
+    truncation: Truncation | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
@@ -84,6 +86,7 @@ class ChatDelta(Struct):
     delta: Delta
     finish_reason: WireFinish | None = None
     logprobs: ChatLogprobs | None = None
+    truncation: Truncation | UnsetType = UNSET
 
 
 class CompletionChoice(Struct):
@@ -91,6 +94,7 @@ class CompletionChoice(Struct):
     text: str
     finish_reason: WireFinish | None = None
     logprobs: CompletionLogprobs | None = None
+    truncation: Truncation | UnsetType = UNSET
 
 
 class Completion(Struct):

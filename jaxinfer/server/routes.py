@@ -17,8 +17,10 @@ from jaxinfer.errors import InvalidRequest, JaxInferError, Overloaded, Unavailab
 from jaxinfer.server.body import BodyTimeout, BodyTooLarge, read_body
 from jaxinfer.server.generation import ChatEndpoint, CompletionEndpoint
 from jaxinfer.server.metrics import CONTENT_TYPE
+from jaxinfer.server.open_calls import owner_of
 from jaxinfer.server.prompts import check_token_ids, encode_chat
 from jaxinfer.server.protocol import (
+    AbortRequest,
     ChatRequest,
     DetokenizeRequest,
     TokenizeRequest,
@@ -63,6 +65,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
         Route("/v1/models/{name:path}", rest.model),
         Route("/v1/chat/completions", ChatEndpoint(state), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(state), methods=["POST"]),
+        Route("/abort_request", rest.abort_request, methods=["POST"]),
         Route("/tokenize", rest.tokenize, methods=["POST"]),
         Route("/detokenize", rest.detokenize, methods=["POST"]),
         *absent,
@@ -101,6 +104,17 @@ class _Routes:
     async def model(self, request: Request) -> Response:
         served = self._state.served()
         return json_reply(_card(served, served.check_name(request.path_params["name"])))
+
+    async def abort_request(self, request: Request) -> Response:
+        """Ends calls of the same key, in any phase; needs no room, and works while draining.
+
+        An id that is not known, another key's included, counts 0: it may have ended just now.
+        """
+        state = self._state
+        body = await read_body(request.scope, request.receive, state.limits) or b""
+        wire, _ = parse(body, AbortRequest)
+        owner = owner_of(request.scope, has_keys=bool(state.api_keys))
+        return json_reply({"aborted": state.calls.abort(wire.request_id, owner)})
 
     async def tokenize(self, request: Request) -> Response:
         return await self._tokenizer_reply(request, TokenizeRequest, _tokenized)

@@ -29,11 +29,12 @@ from jaxinfer.server.replies import (
 )
 
 if TYPE_CHECKING:
-    from jaxinfer.outputs import RequestOutput, TokenLogprob
+    from jaxinfer.outputs import RequestOutput, TokenLogprob, Truncation
 
 _WIRE_FINISH: dict[FinishReason, WireFinish] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",  # the caller asked for it: it gets what there is
 }
 
 
@@ -58,6 +59,7 @@ class _Gained:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # not yet sent
     offset: int = 0  # characters of the tokens sent with logprobs
     finish: WireFinish | None = None
+    truncation: Truncation | UnsetType = UNSET  # said beside the finish reason
 
 
 @dataclass(slots=True)
@@ -113,7 +115,7 @@ class Writer(ABC):
             found.append(self._chunk([self._text_choice(index, output.text, gained)]))
             gained.logprobs = []
         if gained.finish is not None:
-            found.append(self._chunk([self._finish_choice(index, gained.finish)]))
+            found.append(self._chunk([self._finish_choice(index, gained)]))
         return found
 
     def closing(self) -> list[bytes]:
@@ -127,6 +129,7 @@ class Writer(ABC):
         self.tally.completion += len(output.token_ids)
         if output.finish_reason is not None:
             gained.finish = _WIRE_FINISH[output.finish_reason]
+            gained.truncation = output.truncation or UNSET
             if output.stats is not None and output.index == 0:
                 self.tally.cached += output.stats.num_cached_tokens
         return gained
@@ -152,7 +155,7 @@ class Writer(ABC):
     def _text_choice(self, index: int, text: str, gained: _Gained) -> Struct: ...
 
     @abstractmethod
-    def _finish_choice(self, index: int, finish: WireFinish) -> Struct: ...
+    def _finish_choice(self, index: int, gained: _Gained) -> Struct: ...
 
 
 class ChatWriter(Writer):
@@ -167,13 +170,13 @@ class ChatWriter(Writer):
     def _choice(self, index: int, gained: _Gained) -> ChatChoice:
         assert gained.finish is not None
         message = ChatMessage("".join(gained.texts))
-        return ChatChoice(index, message, gained.finish, self._logprobs(gained))
+        return ChatChoice(index, message, gained.finish, self._logprobs(gained), gained.truncation)
 
     def _text_choice(self, index: int, text: str, gained: _Gained) -> ChatDelta:
         return ChatDelta(index, Delta(content=text), logprobs=self._logprobs(gained))
 
-    def _finish_choice(self, index: int, finish: WireFinish) -> ChatDelta:
-        return ChatDelta(index, Delta(), finish)
+    def _finish_choice(self, index: int, gained: _Gained) -> ChatDelta:
+        return ChatDelta(index, Delta(), gained.finish, truncation=gained.truncation)
 
     def _logprobs(self, gained: _Gained):
         if not self.shape.wants_logprobs:
@@ -187,13 +190,15 @@ class CompletionWriter(Writer):
 
     def _choice(self, index: int, gained: _Gained) -> CompletionChoice:
         text = "".join(gained.texts)
-        return CompletionChoice(index, text, gained.finish, self._logprobs(gained))
+        return CompletionChoice(
+            index, text, gained.finish, self._logprobs(gained), gained.truncation
+        )
 
     def _text_choice(self, index: int, text: str, gained: _Gained) -> CompletionChoice:
         return CompletionChoice(index, text, logprobs=self._logprobs(gained))
 
-    def _finish_choice(self, index: int, finish: WireFinish) -> CompletionChoice:
-        return CompletionChoice(index, "", finish)
+    def _finish_choice(self, index: int, gained: _Gained) -> CompletionChoice:
+        return CompletionChoice(index, "", gained.finish, truncation=gained.truncation)
 
     def _logprobs(self, gained: _Gained):
         if not self.shape.wants_logprobs:
