@@ -22,7 +22,7 @@ import tokenizers
 import uvicorn
 from tokenizers import decoders, models, pre_tokenizers
 
-from jaxinfer.async_engine import AsyncEngine
+from jaxinfer.async_engine import MAX_UNREAD_TOKENS, AsyncEngine
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.engine import Engine
 from jaxinfer.scheduling.batch import Batch, StepResult
@@ -210,6 +210,7 @@ def open_house(
     is_ready: bool = True,
     tokenizer: Any = None,
     send_buffer: int | None = None,
+    max_unread_tokens: int = MAX_UNREAD_TOKENS,
     **engine_options: Any,
 ) -> Generator[House]:
     """Serves until the block ends, then checks that nothing was left behind."""
@@ -225,7 +226,7 @@ def open_house(
     )
 
     async def run() -> None:
-        engine = AsyncEngine(core, observer=metrics)
+        engine = AsyncEngine(core, observer=metrics, max_unread_tokens=max_unread_tokens)
         engine.start()
         pool = ThreadPoolExecutor(2)
         served = ServedModel(

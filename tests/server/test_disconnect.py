@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import random
+import re
 import socket
 import threading
 import time
@@ -169,6 +170,60 @@ def test_readers_that_read_nothing_are_cut_off_and_hold_no_memory(caplog):
         assert resident_bytes() - before < 64 * 2**20
         cut = [r for r in caplog.records if "has read nothing for 0.3 s" in r.getMessage()]
         assert len(cut) == 6
+
+
+STALLED = {"messages": [{"role": "user", "content": "a"}], "stream": True, "logprobs": True}
+STALLED |= {"top_logprobs": 20, "max_completion_tokens": 200}
+
+
+def test_of_fifty_stalled_readers_none_holds_pages_or_memory_and_the_others_get_their_texts():
+    limits = Limits(stall_s=1.0)
+    with open_house(limits=limits, send_buffer=4096, num_pages=512, max_unread_tokens=16) as house:
+        prompts = ["a", "bb", "ccc"]
+        solo = [house.complete(p, max_tokens=100).json()["choices"][0]["text"] for p in prompts]
+        house.runner.step_s = 0.001
+        before = resident_bytes()
+        most_paused = 0
+        with contextlib.ExitStack() as connections, ThreadPoolExecutor(3) as pool:
+            for _ in range(50):
+                connections.enter_context(send(house, STALLED, "/v1/chat/completions"))
+            good = [pool.submit(streamed, house, prompt) for prompt in prompts]
+            while house.metric("readers_cut_total") < 50:
+                most_paused = max(most_paused, int(house.metric("num_requests_paused")))
+            assert [answer.result(20) for answer in good] == solo
+            house.wait_until_idle(5.0)
+        assert most_paused > 0
+        assert house.metric("num_requests_paused") == 0
+        assert house.metric("num_preemptions_total") == 0
+        assert resident_bytes() - before < 64 * 2**20
+
+
+def streamed(house: House, prompt: str) -> str:
+    body = {"prompt": prompt, "max_tokens": 100, "stream": True}
+    url = f"{house.url}/v1/completions"
+    with house.client.stream("POST", url, json=body, timeout=20) as reply:
+        lines = [line for line in reply.iter_lines() if line.startswith("data: {")]
+    return "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines)
+
+
+def test_a_reader_that_catches_up_after_a_pause_gets_every_token():
+    with open_house(send_buffer=4096, max_unread_tokens=16) as house:
+        whole = {k: v for k, v in STALLED.items() if k != "stream"}
+        solo = house.post("/v1/chat/completions", whole).json()["choices"][0]
+        with send(house, STALLED, "/v1/chat/completions") as connection:
+            house.wait_until(lambda: house.engine.pool_stats.num_paused == 1)
+            assert house.engine.pool_stats.pages_used == 0
+            received = bytearray()
+            while b"[DONE]" not in received:
+                received += connection.recv(65536)
+        events = re.findall(rb"data: ({.*})", bytes(received))
+        choices = [choice for event in events for choice in json.loads(event)["choices"]]
+        text = "".join(choice["delta"].get("content", "") for choice in choices)
+        assert text == solo["message"]["content"]
+        content = [t for c in choices if c.get("logprobs") for t in c["logprobs"]["content"]]
+        assert content == solo["logprobs"]["content"]
+        assert house.metric("readers_cut_total") == 0
+        house.wait_until_idle()
 
 
 class SlowTokenizer:
