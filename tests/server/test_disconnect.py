@@ -194,9 +194,7 @@ def test_of_fifty_stalled_readers_none_holds_pages_or_memory_and_the_others_get_
         before = resident_bytes()
         with contextlib.ExitStack() as connections, ThreadPoolExecutor(3) as pool:
             for _ in range(50):
-                connections.enter_context(
-                    send(house, STALLED, "/v1/chat/completions", buffer=4096)
-                )
+                connections.enter_context(send(house, STALLED, "/v1/chat/completions", buffer=4096))
             good = [pool.submit(streamed, house, prompt) for prompt in prompts]
             house.wait_until(lambda: house.engine.pool_stats.num_paused > 0)
             assert [answer.result(20) for answer in good] == solo
