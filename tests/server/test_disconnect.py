@@ -110,6 +110,47 @@ def test_a_client_that_hangs_up_while_its_prompt_is_tokenized_never_reaches_the_
         assert house.runner.num_steps == 0
 
 
+SHAPES = ({}, {"n": 3}, {"prompt": ["a", "b"], "n": 2})
+
+
+@pytest.mark.parametrize("phase", ["tokenizing", "queued", "prefill", "decode"])
+def test_whoever_leaves_in_any_phase_gives_pages_and_permits_back_within_a_step(phase: str):
+    tokenizer = SlowTokenizer()
+    with open_house(tokenizer=tokenizer, max_num_seqs=4) as house:
+        house.runner.step_s = 0.005
+        for stream in (False, True):
+            for shape in SHAPES:
+                leave(house, tokenizer, phase, {**LONG, **shape, "stream": stream})
+
+
+def leave(house: House, tokenizer: SlowTokenizer, phase: str, body: dict[str, Any]) -> None:
+    """Sends a call, hangs up in that phase, and waits until nothing is left of it."""
+    runner, engine = house.runner, house.engine
+    held = [send(house, {**LONG, "n": 4})] if phase == "queued" else []
+    house.wait_until(lambda: engine.pool_stats.num_running == 4 * len(held))
+    gate = tokenizer.gate if phase == "tokenizing" else runner.gate
+    if phase != "decode":
+        gate.clear()
+    num_open, num_steps = engine.num_open, runner.num_steps
+    tokenizer.threads.clear()
+    connection = send(house, body)
+    house.wait_until(
+        lambda: (
+            bool(tokenizer.threads)
+            if phase == "tokenizing"
+            else engine.num_open > num_open
+            and (phase != "decode" or runner.num_steps > num_steps + 2)
+        )
+    )
+    for client in (connection, *held):
+        client.close()
+    time.sleep(0.02)
+    num_steps = runner.num_steps
+    gate.set()
+    house.wait_until_idle(2.0)
+    assert runner.num_steps - num_steps <= 2  # what was under way
+
+
 def test_a_client_that_hangs_up_inside_its_body_leaves_nothing():
     with open_house() as house:
         connection = socket.create_connection(tuple(house.url[7:].split(":")))  # type: ignore[arg-type]
@@ -181,8 +222,13 @@ def test_readers_that_read_nothing_are_cut_off_and_hold_no_memory(caplog):
         assert len(cut) == 6
 
 
-STALLED = {"messages": [{"role": "user", "content": "a"}], "stream": True, "logprobs": True}
-STALLED |= {"top_logprobs": 20, "max_completion_tokens": 200}
+STALLED = {
+    "messages": [{"role": "user", "content": "a"}],
+    "stream": True,
+    "logprobs": True,
+    "top_logprobs": 20,
+    "max_completion_tokens": 200,
+}
 
 
 def test_of_fifty_stalled_readers_none_holds_pages_or_memory_and_the_others_get_their_texts():
