@@ -161,7 +161,7 @@ class Case:
     def start(self) -> int | None:
         """Characters that are shown when the window opens; None: nothing is cut at a sentence."""
         cap = self.sampling.binding_cap
-        if cap is None or self.sampling.truncate == "token":
+        if cap in (None, 1) or self.sampling.truncate == "token":  # half of 1 is no window
             return None
         opens_at = cap - min(64, cap // 2)
         return len(self.safe(self.certain(opens_at, is_final=False)))
