@@ -556,12 +556,13 @@ def test_chunks_of_any_size_give_the_same_answer():
 
 @pytest.mark.parametrize("tokenizer", [None, FakeTokenizer()])
 def test_an_output_that_the_cap_ends_says_so(tokenizer: FakeTokenizer | None):
-    for fields, truncation in (
+    cases: list[tuple[dict[str, Any], Truncation | None]] = [
         ({"max_tokens": None, "output_cap": 3}, Truncation(3, "token")),
         ({"max_tokens": 9, "output_cap": 3, "truncate": "sentence"}, Truncation(3, "token")),
         ({"max_tokens": 3, "output_cap": 3}, None),
         ({"max_tokens": None, "output_cap": 500}, None),
-    ):
+    ]
+    for fields, truncation in cases:
         engine = make_engine(tokenizer=tokenizer, max_model_len=20)
         engine.submit(request(ignore_eos=True, **fields))
         outputs = [output for _ in range(30) for output in engine.step().outputs]
