@@ -3,7 +3,7 @@
 Host only: no JAX, no HTTP. The engine thread is the only one that touches the `Engine`; requests
 and aborts reach it through an inbox, outputs come back in one `call_soon_threadsafe` per step. What
 a reader has not taken yet is merged, one entry per choice, so that a slow reader holds no more than
-its own text (idea: vLLM's RequestOutputCollector).
+its own text (idea: vLLM's RequestOutputCollector); and one that has too much of it is paused.
 
     event loop:     submit, close -> inbox            RequestStream.read <- _deliver
     engine thread:  inbox -> Engine.submit/abort -> Engine.step -> call_soon_threadsafe(_deliver)
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MAX_UNREAD_TOKENS = 256
 IDLE_TURN_S = 1.0  # an idle thread turns this often, so that its last turn shows that it lives
 FLUSH_WITHIN_S = 30.0
 RETRY_AFTER_S = 5.0  # told to those who come while the engine drains or after it died
@@ -46,6 +47,17 @@ class _Submit:
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
+    request_id: str
+    tells_reader: bool = False  # else the stream is closed, and nobody reads
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Resume:
     request_id: str
 
 
@@ -61,6 +73,8 @@ class AsyncEngine:
     Args:
         engine: used by the engine thread only, from `start` on.
         observer: told what happened.
+        max_unread_tokens: for each choice of a stream; with more of them its requests are paused,
+            until all are read.
         clock: seconds; the one that `engine` uses.
     """
 
@@ -69,12 +83,14 @@ class AsyncEngine:
         engine: Engine,
         *,
         observer: Observer | None = None,
+        max_unread_tokens: int = MAX_UNREAD_TOKENS,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._engine = engine
         self._observer = observer
+        self._max_unread_tokens = max_unread_tokens
         self.clock = clock
-        self._inbox: deque[_Submit | _Abort | _Flush] = deque()
+        self._inbox: deque[_Submit | _Abort | _Pause | _Resume | _Flush] = deque()
         self._wakeup = threading.Event()
         self._stopping = False
         self._draining = False
@@ -103,7 +119,13 @@ class AsyncEngine:
             if request.request_id in self._streams:
                 raise ValueError(f"request id {request.request_id!r} is in use")
         stream = RequestStream(
-            requests, on_close=self._abort, on_loss=self._abort_soon, observer=self._observer
+            requests,
+            on_close=self._abort,
+            on_loss=self._abort_soon,
+            on_full=self._pause,
+            on_empty=self._resume,
+            max_unread_tokens=self._max_unread_tokens,
+            observer=self._observer,
         )
         for request in requests:
             self._streams[request.request_id] = weakref.ref(stream)
@@ -134,6 +156,13 @@ class AsyncEngine:
             raise Unavailable(
                 f"the engine did not answer in {FLUSH_WITHIN_S:g} s", retry_after_s=RETRY_AFTER_S
             ) from None
+
+    def end(self, *request_ids: str) -> None:
+        """Ends requests; their reader gets what they had, and `abort` as the finish reason.
+        Unknown ids are ignored.
+        """
+        open_ids = (i for i in request_ids if i in self._streams)
+        self._send(*(_Abort(request_id, tells_reader=True) for request_id in open_ids))
 
     @property
     def pool_stats(self) -> PoolStats:
@@ -196,6 +225,18 @@ class AsyncEngine:
         """From a stream that nobody refers to any more; the collector may run on any thread."""
         self._call(self._abort, request_ids)
 
+    def _pause(self, request_ids: Sequence[str]) -> None:
+        """From a stream with too much unread."""
+        self._send(*map(_Pause, request_ids))
+
+    def _resume(self, request_ids: Sequence[str]) -> None:
+        """From a paused stream that has been read."""
+        self._send(*map(_Resume, request_ids))
+
+    def _send(self, *messages: _Abort | _Pause | _Resume) -> None:
+        self._inbox.extend(messages)
+        self._wakeup.set()
+
     def _stream(self, request_id: str) -> RequestStream | None:
         reference = self._streams.get(request_id)
         return None if reference is None else reference()
@@ -223,7 +264,7 @@ class AsyncEngine:
             self._wakeup.wait(IDLE_TURN_S)
         self._wakeup.clear()
         self._take_inbox()
-        if self._engine.has_work():
+        if self._engine.has_work() or self._pool.num_paused:  # deadlines of the paused run on
             self._step()
         self._last_turn_s = self.clock()
 
@@ -233,11 +274,8 @@ class AsyncEngine:
         changed = bool(self._inbox)
         while self._inbox:
             message = self._inbox.popleft()
-            if isinstance(message, _Flush):
-                self._call(_fulfil, message.done, self._engine.flush_cache())
-                continue
-            if isinstance(message, _Abort):
-                self._observe_ends(self._engine.abort(message.request_id))
+            if not isinstance(message, _Submit):
+                self._take(message)
                 continue
             error = self._submit(message.request)
             if error is None:
@@ -247,6 +285,20 @@ class AsyncEngine:
         if changed:
             self._pool = self._engine.pool_stats()
             self._call(self._answer, accepted, refused)
+
+    def _take(self, message: _Abort | _Pause | _Resume | _Flush) -> None:
+        if isinstance(message, _Flush):
+            self._call(_fulfil, message.done, self._engine.flush_cache())
+        elif isinstance(message, _Pause):
+            self._engine.pause(message.request_id)
+        elif isinstance(message, _Resume):
+            self._engine.resume(message.request_id)
+        else:
+            outputs = self._engine.abort(message.request_id)
+            self._observe_ends(outputs)
+            if message.tells_reader:
+                self._pool = self._engine.pool_stats()
+                self._call(self._deliver, outputs, self.clock())
 
     def _submit(self, request: Request) -> JaxInferError | None:
         """Returns: why the engine refuses it. One odd request must not end the thread."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from jaxinfer.detokenizer import Detokenizer
 from jaxinfer.errors import JaxInferError
-from jaxinfer.outputs import RequestOutput, TokenLogprob
+from jaxinfer.outputs import RequestOutput, TokenLogprob, Truncation
 from jaxinfer.scheduling.request import FinishReason
 from jaxinfer.scheduling.sequence import Sequence
+from jaxinfer.text_cap import TextCap
 
 
 class Choice:
@@ -21,6 +22,9 @@ class Choice:
     and a model that says nothing but EOS, there are 4 tokens of output and the fifth ends it. The
     end token is counted among the output tokens, but its text is shown only with
     include_stop_str_in_output.
+
+    Where output_cap ends it, its text may end before its last tokens (text_cap.py); they are
+    counted, and have their logprobs.
 
     Args:
         eos_token_ids: of the model.
@@ -45,6 +49,10 @@ class Choice:
         )
         self._min_tokens = sampling.min_tokens
         self._shows_stop = sampling.include_stop_str_in_output
+        self._max_output = sampling.binding_cap
+        self._cap: TextCap | None = None
+        if detokenizer is not None and self._max_output and sampling.truncate == "sentence":
+            self._cap = TextCap(self._max_output)
 
     def take(self, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> RequestOutput:
         """What `token_id`, the sequence's newest, adds; with a finish reason if it is the last."""
@@ -58,11 +66,32 @@ class Choice:
             text, stopped_by = detokenizer.push(token_id), detokenizer.stopped_by
         if stopped_by is None:
             if len(sequence.token_ids) < sequence.max_total_tokens:
+                if self._cap is not None:
+                    text = self._cap.push(text, sequence.num_output_tokens)
                 return RequestOutput(self._request_id, self._index, text, (token_id,), logprobs)
-            text += self._finish_text(())
-            stopped_by = detokenizer.stopped_by if detokenizer is not None else None
-        reason = FinishReason.LENGTH if stopped_by is None else FinishReason.STOP
-        return self._last(text, token_id, logprobs, now, reason, stopped_by)
+            if detokenizer is not None:
+                text += detokenizer.finish()
+                stopped_by = detokenizer.stopped_by
+        if self._cap is not None:
+            text = self._cap.push(text, sequence.num_output_tokens)
+        if stopped_by is None:
+            return self._cut(text, token_id, logprobs, now)
+        text += self._released()
+        return self._last(text, token_id, logprobs, now, FinishReason.STOP, stopped_by)
+
+    def _cut(
+        self, text: str, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float
+    ) -> RequestOutput:
+        """The end at the last token that may come."""
+        is_capped = self.sequence.num_output_tokens == self._max_output
+        if not is_capped:
+            text += self._released()
+        output = self._last(text, token_id, logprobs, now, FinishReason.LENGTH, None)
+        if is_capped and self._max_output is not None:
+            rest, at = ("", "token") if self._cap is None else self._cap.cut()
+            output.text += rest
+            output.truncation = Truncation(self._max_output, at)
+        return output
 
     def _last(
         self,
@@ -103,4 +132,8 @@ class Choice:
         )
 
     def _finish_text(self, token_ids: tuple[int, ...]) -> str:
-        return self._detokenizer.finish(token_ids) if self._detokenizer else ""
+        text = self._detokenizer.finish(token_ids) if self._detokenizer else ""
+        return self._released() + text
+
+    def _released(self) -> str:
+        return "" if self._cap is None else self._cap.release()

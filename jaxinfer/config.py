@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jaxinfer.errors import ConfigError, InvalidRequest
 
 KernelBackend = Literal["auto", "pallas", "interpret", "reference"]
+Truncate = Literal["sentence", "token"]
 MAX_STOP_STRINGS = 32
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
@@ -38,6 +39,9 @@ class SamplingParams:
     """
 
     max_tokens: int | None = 16  # None: up to the end of the context
+    output_cap: int | None = None  # the host's own bound: ends the output too, but refuses nothing
+    truncate: Truncate = "token"  # where a text ends that output_cap cuts: sentence holds a few
+    # tokens back (text_cap.py)
     min_tokens: int = 0  # end tokens and stop strings are ignored before this many
     temperature: float = 1.0  # [0, 2]; below 1e-5 greedy
     top_p: float = 1.0  # (0, 1]
@@ -73,6 +77,12 @@ class SamplingParams:
     def _check_ranges(self) -> None:
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1, None)
+        if self.output_cap is not None:
+            _integer("output_cap", self.output_cap, 1, None)
+        if self.truncate not in get_args(Truncate):
+            raise InvalidRequest(
+                f"truncate must be sentence or token; got {self.truncate!r}", param="truncate"
+            )
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         _number("temperature", self.temperature, 0.0, 2.0)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
@@ -102,6 +112,13 @@ class SamplingParams:
             _integer("stop_token_ids", token, 0, None)
         for token in self.kept_special_ids:
             _integer("kept_special_ids", token, 0, None)
+
+    @property
+    def binding_cap(self) -> int | None:
+        """output_cap, if it ends the output before max_tokens does."""
+        if self.max_tokens is not None and self.max_tokens <= (self.output_cap or 0):
+            return None
+        return self.output_cap
 
     @property
     def is_greedy(self) -> bool:

@@ -150,6 +150,17 @@ class Engine:
         aborted = self._scheduler.abort(request_id)
         return tuple(self._end(sequence, FinishReason.ABORT, now) for sequence in aborted)
 
+    def pause(self, request_id: str) -> None:
+        """Keeps a request from running until it is resumed; unknown ids are ignored.
+
+        Its pages are free when this returns; its deadline runs on.
+        """
+        self._scheduler.pause(request_id)
+
+    def resume(self, request_id: str) -> None:
+        """Lets a paused request go on, with the tokens that it would have had."""
+        self._scheduler.resume(request_id)
+
     def abort_all(self, error: JaxInferError) -> tuple[RequestOutput, ...]:
         """Ends everything with `error`; returns the last outputs."""
         return self._fail(list(self._choices), error)

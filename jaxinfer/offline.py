@@ -17,7 +17,7 @@ from typing import Any
 from jaxinfer.build import Built, build
 from jaxinfer.config import EngineConfig, SamplingParams, replace
 from jaxinfer.errors import InvalidRequest
-from jaxinfer.outputs import RequestOutput, TokenLogprob
+from jaxinfer.outputs import RequestOutput, TokenLogprob, Truncation
 from jaxinfer.runtime.memory_plan import MemoryPlan
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.stats import RequestStats
@@ -37,6 +37,7 @@ class Completion:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # as many as tokens, when asked for
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
+    truncation: Truncation | None = None  # set if output_cap ended it
 
     def add(self, output: RequestOutput) -> None:
         self.text += output.text
@@ -44,6 +45,7 @@ class Completion:
         self.logprobs += output.logprobs
         self.finish_reason = output.finish_reason
         self.stats = output.stats
+        self.truncation = output.truncation
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,15 @@ from dataclasses import dataclass
 from jaxinfer.errors import JaxInferError
 from jaxinfer.scheduling.request import FinishReason
 from jaxinfer.stats import RequestStats, StepStats
+from jaxinfer.text_cap import CutAt
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """An answer that SamplingParams.output_cap ended."""
+
+    max_output_tokens: int  # the cap
+    at: CutAt  # what its text ends with
 
 
 @dataclass(slots=True)
@@ -38,6 +47,7 @@ class RequestOutput:
     stop: str | int | None = None  # the stop string, or the token of stop_token_ids, that ended it
     stats: RequestStats | None = None  # with finish_reason
     error: JaxInferError | None = None  # with finish_reason error or timeout
+    truncation: Truncation | None = None  # with finish_reason length, if output_cap ended it
 
 
 @dataclass(frozen=True, slots=True)

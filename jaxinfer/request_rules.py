@@ -37,7 +37,7 @@ class RequestRules:
         if not request.token_ids:
             raise InvalidRequest("prompt must have at least 1 token; got none", param="prompt")
         # The length first: it costs nothing, however long the prompt is.
-        self.limit.total_tokens(len(request.token_ids), sampling.max_tokens)
+        self.limit.total_tokens(len(request.token_ids), sampling.max_tokens, sampling.binding_cap)
         self._check_ids("prompt", request.token_ids)
         self._check_ids("stop_token_ids", sampling.stop_token_ids)
         self._check_ids("logit_bias", (token_id for token_id, _ in sampling.bias_pairs))

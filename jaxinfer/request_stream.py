@@ -19,6 +19,11 @@ class RequestStream:
 
     Unread outputs of one choice are merged into one, so that at most sum(n) of them wait. Closing
     it, or losing the last reference to it, aborts what has not ended.
+
+    Args:
+        on_close, on_loss: told which requests have not ended.
+        on_full: the same, when more than max_unread_tokens for each choice wait to be read.
+        on_empty: the same, when they have been read after that.
     """
 
     def __init__(
@@ -27,6 +32,9 @@ class RequestStream:
         *,
         on_close: Callable[[Sequence[str]], None],
         on_loss: Callable[[Sequence[str]], None],
+        on_full: Callable[[Sequence[str]], None] | None = None,
+        on_empty: Callable[[Sequence[str]], None] | None = None,
+        max_unread_tokens: int = 256,
         observer: Observer | None = None,
     ):
         self._arrival_s = {r.request_id: r.arrival_s for r in requests}
@@ -34,6 +42,10 @@ class RequestStream:
         self._to_accept = set(self._choices_left)
         self._on_close = on_close
         self._on_loss = on_loss
+        self._on_full, self._on_empty = on_full, on_empty
+        self._max_unread_tokens = max_unread_tokens * sum(self._choices_left.values())
+        self._num_unread_tokens = 0
+        self._is_paused = False
         self._observer = observer
         self._unread: dict[tuple[str, int], _Gain] = {}
         self._last_token_s: dict[tuple[str, int], float] = {}
@@ -63,10 +75,17 @@ class RequestStream:
             return ()
         if self._unread and not self._is_closed:
             gains, self._unread = self._unread, {}
+            self._note_read()
             return tuple(gain.output() for gain in gains.values())
         if self._error is not None:
             raise self._error
         return None
+
+    def _note_read(self) -> None:
+        self._num_unread_tokens = 0
+        if self._is_paused and self._on_empty is not None:
+            self._is_paused = False
+            self._on_empty(tuple(self._choices_left))
 
     async def _wait_for_news(self, timeout_s: float | None) -> bool:
         """Returns: whether there are any. A timer is cheaper than a task that waits."""
@@ -125,6 +144,7 @@ class RequestStream:
     def push(self, output: RequestOutput, now_s: float) -> bool:
         """Takes an output. Returns whether its request has now ended."""
         key = (output.request_id, output.index)
+        self._to_accept.discard(output.request_id)
         self._observe(key, len(output.token_ids), now_s)
         gain = self._unread.get(key)
         if gain is None:
@@ -133,6 +153,7 @@ class RequestStream:
             gain.add(output)
         self._changed.set()
         if output.finish_reason is None:
+            self._note_unread(len(output.token_ids))
             return False
         self._last_token_s.pop(key, None)
         self._choices_left[output.request_id] -= 1
@@ -140,6 +161,13 @@ class RequestStream:
             return False
         del self._choices_left[output.request_id]
         return True
+
+    def _note_unread(self, num_tokens: int) -> None:
+        self._num_unread_tokens += num_tokens
+        is_full = self._num_unread_tokens > self._max_unread_tokens
+        if is_full and not self._is_paused and self._on_full is not None:
+            self._is_paused = True
+            self._on_full(tuple(self._choices_left))
 
     def _observe(self, key: tuple[str, int], num_tokens: int, now_s: float) -> None:
         if not num_tokens or self._observer is None:
@@ -193,4 +221,5 @@ class _Gain:
             stop=last.stop,
             stats=last.stats,
             error=last.error,
+            truncation=last.truncation,
         )

@@ -34,6 +34,7 @@ class PoolStats:
     num_preemptions: int  # since start
     prefix_query_tokens: int  # since start: prompt tokens looked up
     prefix_hit_tokens: int  # since start: of these found
+    num_paused: int = 0  # wait for their readers; neither running nor waiting
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ FEATURES: Mapping[str, Draw] = {  # fields of SamplingParams; each is on in some
     "repetition_penalty": lambda rng, vocab: float(rng.uniform(0.5, 2)),
     "logit_bias": lambda rng, vocab: dict.fromkeys(rng.integers(0, vocab, 300).tolist(), 3.0),
     "ignore_eos": lambda rng, vocab: True,
+    "output_cap": lambda rng, vocab: int(rng.integers(1, 20)),
+    "truncate": lambda rng, vocab: "sentence",
     "skip_special_tokens": lambda rng, vocab: False,
     "include_stop_str_in_output": lambda rng, vocab: True,
 }

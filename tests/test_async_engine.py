@@ -404,3 +404,73 @@ def test_the_observer_hears_of_steps_first_tokens_gaps_and_ends():
             assert facts.first[0] >= 0
 
     run(scenario)
+
+
+def test_a_reader_that_is_behind_is_paused_and_reads_on_what_it_would_have_read():
+    async def check() -> None:
+        async with running(lambda _: time.sleep(0.002)) as engine:
+            stream = engine.submit(request(max_tokens=200))
+            engine._max_unread_tokens = 20
+            slow = engine.submit(request("slow", max_tokens=200, n=2))
+            assert len(await tokens_of(stream)) == 200
+            await until(lambda: engine.pool_stats.num_paused == 2)
+            await until(lambda: engine.pool_stats.pages_used == 0)
+            unread = sum(len(gain.output().token_ids) for gain in slow._unread.values())
+            assert 40 < unread < 200  # the engine runs on until the event loop has its turn
+            answers: dict[int, list[int]] = {0: [], 1: []}
+            async for output in slow:
+                answers[output.index] += output.token_ids
+            assert answers == dict.fromkeys((0, 1), greedy_continuation(PROMPT, 200))
+            assert engine.pool_stats.num_preemptions == 0
+
+    asyncio.run(check())
+
+
+def test_the_deadline_of_a_paused_request_runs_on():
+    async def check() -> None:
+        async with running() as engine:
+            engine._max_unread_tokens = 5
+            stream = engine.submit(request(max_tokens=200, deadline_s=time.monotonic() + 0.3))
+            await until(lambda: engine.pool_stats.num_paused == 1)
+            await until(lambda: engine.num_open == 0)
+            outputs = [o async for o in stream]
+            assert outputs[-1].finish_reason is FinishReason.TIMEOUT
+
+    asyncio.run(check())
+
+
+def test_a_paused_stream_that_is_closed_or_lost_leaves_nothing():
+    async def check() -> None:
+        async with running() as engine:
+            engine._max_unread_tokens = 5
+            closed, lost = (engine.submit(request(name, max_tokens=200)) for name in "ab")
+            await until(lambda: engine.pool_stats.num_paused == 2)
+            closed.close()
+            del lost
+            gc.collect()
+            await until(lambda: engine.pool_stats.num_paused == 0 and is_idle(engine))
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_request_that_is_ended_gives_its_reader_what_it_had(is_paused: bool):
+    async def check() -> None:
+        async with running(lambda _: time.sleep(0.001)) as engine:
+            engine._max_unread_tokens = 20 if is_paused else 1000
+            stream = engine.submit(request(max_tokens=200, n=2))
+            if is_paused:
+                await until(lambda: engine.pool_stats.num_paused == 2)
+            else:
+                await until(lambda: bool(stream._unread))
+            engine.end("r")
+            engine.end("nobody")
+            outputs = [o async for o in stream]
+            ends = [o.finish_reason for o in outputs if o.finish_reason is not None]
+            assert ends == [FinishReason.ABORT] * 2
+            for index in (0, 1):
+                tokens = [t for o in outputs if o.index == index for t in o.token_ids]
+                assert tokens == greedy_continuation(PROMPT, len(tokens))
+                assert 0 < len(tokens) < 200
+
+    asyncio.run(check())

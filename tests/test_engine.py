@@ -16,6 +16,7 @@ from jaxinfer.errors import (
     InvalidRequest,
     Unavailable,
 )
+from jaxinfer.outputs import Truncation
 from jaxinfer.scheduling.request import FinishReason, Request
 from tests.fakes import (
     EOS,
@@ -551,3 +552,27 @@ def test_chunks_of_any_size_give_the_same_answer():
         )
         assert answer.token_ids == greedy_continuation(prompt, 6)
         assert runner.faults == []
+
+
+@pytest.mark.parametrize("tokenizer", [None, FakeTokenizer()])
+def test_an_output_that_the_cap_ends_says_so(tokenizer: FakeTokenizer | None):
+    cases: list[tuple[dict[str, Any], Truncation | None]] = [
+        ({"max_tokens": None, "output_cap": 3}, Truncation(3, "token")),
+        ({"max_tokens": 9, "output_cap": 3, "truncate": "sentence"}, Truncation(3, "token")),
+        ({"max_tokens": 3, "output_cap": 3}, None),
+        ({"max_tokens": None, "output_cap": 500}, None),
+    ]
+    for fields, truncation in cases:
+        engine = make_engine(tokenizer=tokenizer, max_model_len=20)
+        engine.submit(request(ignore_eos=True, **fields))
+        outputs = [output for _ in range(30) for output in engine.step().outputs]
+        assert outputs[-1].finish_reason is FinishReason.LENGTH
+        assert outputs[-1].truncation == truncation
+        assert len(outputs) == (17 if fields.get("output_cap") == 500 else 3)
+
+
+def test_a_cap_is_at_least_one_and_truncates_in_a_known_way():
+    with pytest.raises(InvalidRequest, match="output_cap"):
+        SamplingParams(output_cap=0)
+    with pytest.raises(InvalidRequest, match="sentence or token"):
+        SamplingParams(truncate=cast(Any, "word"))

@@ -22,11 +22,12 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
         "rollout": "rollout",
         "build": "build",
     },
-    {"engine": "engine choice outputs request_rules", "runtime": "runtime"},
+    {"engine": "engine choice outputs request_rules text_cap", "runtime": "runtime"},
     {
         "models": "models",
         "scheduling": "scheduling",
-        "tokenizer": "tokenizer token_bytes control_tokens chat_messages chat_template detokenizer",
+        "tokenizer": "tokenizer token_bytes control_tokens chat_messages chat_template detokenizer "
+        "sentence_end",
     },
     {
         **{room: room for room in ("config", "errors", "stats", "version")},

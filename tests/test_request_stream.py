@@ -274,3 +274,29 @@ def test_acceptance_alone_is_nothing_to_read():
         assert [o.text for o in await reader or ()] == ["a"]
 
     asyncio.run(check())
+
+
+def test_a_full_stream_says_so_once_and_again_when_it_has_been_read():
+    async def check() -> None:
+        said: list[tuple[str, tuple[str, ...]]] = []
+        stream = RequestStream(
+            (request("p", n=2), request("q")),
+            on_close=lambda ids: None,
+            on_loss=lambda ids: None,
+            on_full=lambda ids: said.append(("full", tuple(ids))),
+            on_empty=lambda ids: said.append(("empty", tuple(ids))),
+            max_unread_tokens=2,
+        )
+        stream.push(output("abc", "p"), 0.0)
+        stream.push(output("abc", "p", 1), 0.0)
+        await stream.read()
+        assert said == []
+        stream.push(output("abcd", "p"), 0.0)
+        stream.push(output("!", "q", finish=FinishReason.STOP), 0.0)
+        stream.push(output("abc", "p"), 0.0)
+        stream.push(output("more", "p"), 0.0)
+        assert said == [("full", ("p",))]
+        await stream.read()
+        assert said == [("full", ("p",)), ("empty", ("p",))]
+
+    asyncio.run(check())

@@ -22,10 +22,13 @@ class LengthLimit:
         """Prompt and output of the longest sequence; the last token drawn needs no KV."""
         return min(self.max_model_len, self.num_pool_tokens + 1)
 
-    def total_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+    def total_tokens(
+        self, num_prompt_tokens: int, max_tokens: int | None, output_cap: int | None = None
+    ) -> int:
         """Prompt and output tokens at which a sequence ends; without max_tokens all that fits.
 
-        A pool smaller than the model's context ends the output early, with `length`.
+        A pool smaller than the model's context ends the output early, with `length`. An output_cap
+        takes the place of max_tokens.
 
         Raises: ContextLengthExceeded if the prompt leaves no room for one token, or the model's
             context none for max_tokens.
@@ -39,6 +42,8 @@ class LengthLimit:
                 f"least one of output; shorten the prompt to at most {limit - 1} tokens",
                 param="prompt",
             )
+        if output_cap is not None:
+            return min(limit, num_prompt_tokens + output_cap)
         if max_tokens is None:
             return limit
         model_room = self.max_model_len - num_prompt_tokens

@@ -15,6 +15,9 @@ what is preempted was preempted by progress of a better one. It resumes only whe
 its tokens are there at once, with a page to go on. A step computes with one version of the
 weights; versions that have work take turns.
 
+A paused sequence has given its pages back and is in no queue; only its deadline still runs. When it
+is resumed it goes on as if it had been preempted, at its old rank.
+
 Pipelining. `schedule` may be called before the step before has been read (`update`), and counts on
 what that step will do: its tokens are in KV, its draws are drawn. Where it turns out otherwise (the
 sequence has stood up since) the work done for it is dropped. Steps run in the order of their
@@ -74,6 +77,7 @@ class Scheduler:
         self._waiting = SequenceHeap()
         self._deadlines = SequenceHeap()
         self._by_request: dict[str, list[Sequence]] = {}
+        self._num_paused = 0
         self._num_submitted = 0
         self._num_preemptions = 0
         self._num_query_tokens = 0
@@ -88,8 +92,9 @@ class Scheduler:
         Raises: ContextLengthExceeded if it could never fit.
         """
         request = sequence.request
+        sampling = request.sampling
         sequence.max_total_tokens = self.limit.total_tokens(
-            sequence.num_prompt_tokens, request.sampling.max_tokens
+            sequence.num_prompt_tokens, sampling.max_tokens, sampling.binding_cap
         )
         self._num_submitted += 1
         sequence.rank = (request.arrival_s + request.priority * AGING_S, self._num_submitted)
@@ -140,6 +145,7 @@ class Scheduler:
             return
         if sequence.status is Status.RUNNING:
             self._stop_running(sequence, is_failed=is_failed)
+        self._num_paused -= sequence.status is Status.PAUSED
         self._waiting.remove(sequence)
         self._deadlines.remove(sequence)
         sequence.status = Status.FINISHED
@@ -154,6 +160,30 @@ class Scheduler:
         for sequence in aborted:
             self.finish(sequence)
         return aborted
+
+    def pause(self, request_id: str) -> None:
+        """Takes all choices of a request out of running and waiting; unknown ids are ignored.
+
+        Their pages are free when this returns. A token that is on its way still comes; there is one
+        at most, for the call comes with at most one step under way.
+        """
+        assert len(self._under_way) <= 1, f"{len(self._under_way)} steps are under way"
+        for sequence in self._by_request.get(request_id, ()):
+            if sequence.status is Status.PAUSED:
+                continue
+            if sequence.status is Status.RUNNING:
+                self._stop_running(sequence)
+            self._waiting.remove(sequence)
+            sequence.status = Status.PAUSED
+            self._num_paused += 1
+
+    def resume(self, request_id: str) -> None:
+        """Queues the paused choices of a request again."""
+        for sequence in self._by_request.get(request_id, ()):
+            if sequence.status is Status.PAUSED:
+                is_new = sequence.first_scheduled_s is None
+                self._num_paused -= 1
+                self._queue(sequence, Status.WAITING if is_new else Status.PREEMPTED)
 
     def expire(self, now: float) -> list[Sequence]:
         """Ends the sequences whose deadline has passed, and returns them."""
@@ -174,6 +204,7 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             prefix_query_tokens=self._num_query_tokens,
             prefix_hit_tokens=self._num_hit_tokens,
+            num_paused=self._num_paused,
         )
 
     def check_integrity(self) -> None:
@@ -181,7 +212,8 @@ class Scheduler:
         self.pool.check_integrity(s.page_table for s in self.running)
         self.running.check_integrity()
         live = sum(len(choices) for choices in self._by_request.values())
-        assert live == len(self.running) + len(self._waiting), f"{live} sequences are live"
+        num_known = len(self.running) + len(self._waiting) + self._num_paused
+        assert live == num_known, f"{live} sequences are live, not {num_known}"
 
     def _dispatched(self, draft: StepDraft) -> Scheduled:
         """The batch of a step, which counts as done from here on."""
@@ -289,10 +321,13 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._stop_running(sequence)
-        sequence.status = Status.PREEMPTED
-        sequence.num_pages_wanted = 0
         sequence.num_preemptions += 1
         self._num_preemptions += 1
+        self._queue(sequence, Status.PREEMPTED)
+
+    def _queue(self, sequence: Sequence, status: Status) -> None:
+        sequence.status = status
+        sequence.num_pages_wanted = 0
         self._waiting.push(sequence.rank, sequence)
 
     def _stop_running(self, sequence: Sequence, *, is_failed: bool = False) -> None:

@@ -34,6 +34,7 @@ class Status(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"  # waits again, after it has given its pages back
+    PAUSED = "paused"  # out of the queue, without pages, until its reader has caught up
     FINISHED = "finished"
 
 

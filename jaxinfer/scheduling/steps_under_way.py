@@ -23,6 +23,9 @@ class StepsUnderWay:
         self._pool, self._table = pool, table
         self._steps: deque[Scheduled] = deque()
 
+    def __len__(self) -> int:
+        return len(self._steps)
+
     def add(self, scheduled: Scheduled) -> None:
         """Counts on what the step will do."""
         rows = scheduled.rows

@@ -102,6 +102,7 @@ class EngineMetrics:
     def _set_pool(self, pool: PoolStats) -> None:
         self._running.set(pool.num_running)
         self._waiting.set(pool.num_waiting)
+        self._paused.set(pool.num_paused)
         self._usage.set(pool.pages_used / max(pool.pages_total, 1))
         for state in PAGE_STATES:
             self._pages[state].set(getattr(pool, f"pages_{state}"))
@@ -109,6 +110,7 @@ class EngineMetrics:
     def _make_gauges(self, make: MetricMaker) -> None:
         self._running = make.gauge("num_requests_running", "Sequences that run")
         self._waiting = make.gauge("num_requests_waiting", "Sequences that wait")
+        self._paused = make.gauge("num_requests_paused", "Sequences whose reader is behind")
         self._usage = make.gauge("kv_cache_usage_perc", "Share of KV pages owned by sequences")
         self._pages = make.gauges("kv_pages", "KV pages", "state", PAGE_STATES)
         self._padding_waste = make.gauge(

@@ -16,6 +16,7 @@ from jaxinfer.config import (
     KernelBackend,
     ModelSource,
     SchedulerConfig,
+    Truncate,
 )
 from jaxinfer.server.edge import Edge
 from jaxinfer.server.state import Limits
@@ -265,6 +266,28 @@ FLAGS: tuple[Flag, ...] = (
         None,
         "seconds from arrival to the last token; then 504",
         "limits.request_timeout_s",
+    ),
+    Flag(
+        "stall-timeout",
+        positive,
+        _LIMITS.stall_s,
+        "seconds that a client may take nothing of its stream; then it is cut off",
+        "limits.stall_s",
+    ),
+    Flag(
+        "max-output-tokens",
+        count,
+        None,
+        "output tokens of a choice, whatever the request asks for",
+        "limits.max_output_tokens",
+    ),
+    Flag(
+        "truncate",
+        str,
+        None,
+        "where that cap ends a text (chat: sentence, completions: token)",
+        "limits.truncate",
+        get_args(Truncate),
     ),
     Flag(
         "shutdown-timeout",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope, Send
 
-from jaxinfer.config import SamplingParams
+from jaxinfer.config import SamplingParams, Truncate
 from jaxinfer.errors import (
     DeadlineExceeded,
     EngineFailure,
@@ -24,12 +24,13 @@ from jaxinfer.errors import (
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.server.body import read_body
 from jaxinfer.server.echo import EchoOnly, prompt_texts
+from jaxinfer.server.open_calls import names_of, owner_of
 from jaxinfer.server.prompts import check_length, check_token_ids, encode_chat
 from jaxinfer.server.protocol import ChatRequest, CompletionRequest, parse
 from jaxinfer.server.replies import body_of, encode, json_reply
 from jaxinfer.server.request_record import note
-from jaxinfer.server.sampling import chat_sampling, completion_sampling
-from jaxinfer.server.sse import ClientGone, Departure, EventSender
+from jaxinfer.server.sampling import capped_sampling, chat_sampling, completion_sampling
+from jaxinfer.server.sse import ClientGone, Departure, EventSender, ReaderStalled
 from jaxinfer.server.state import ServedModel, ServerState
 from jaxinfer.server.tool_use import tool_parser, with_tools
 from jaxinfer.server.writers import ChatWriter, CompletionWriter, Shape, Writer
@@ -70,6 +71,7 @@ class GenerationEndpoint(ABC):
     wire: type[ChatRequest | CompletionRequest]
     writer: type[Writer]
     prompt_field: str
+    truncate: Truncate  # unless a flag says otherwise
 
     def __init__(self, state: ServerState):
         self._state = state
@@ -87,8 +89,10 @@ class GenerationEndpoint(ABC):
             permit.grow(plan.num_choices, param="n" if plan.num_prompts == 1 else "prompt")
             with Departure(receive) as departure:
                 try:
-                    await self._answer(served, plan, arrival_s, departure, send)
+                    await self._answer(served, plan, arrival_s, departure, scope, send)
                 except ClientGone as gone:
+                    if isinstance(gone, ReaderStalled):
+                        self._state.metrics.on_reader_cut()
                     log.info("499 %s: %s", scope["path"], gone)
 
     def _plan(self, served: ServedModel, body: bytes) -> _Plan:
@@ -96,9 +100,18 @@ class GenerationEndpoint(ABC):
         return _Plan(
             fields=fields,
             model=served.check_name(fields.model),
-            sampling=self._sampling(served, fields),
+            sampling=self._capped(self._sampling(served, fields)),
             num_prompts=self._num_prompts(fields),
             unknown=unknown,
+        )
+
+    def _capped(self, sampling: SamplingParams) -> SamplingParams:
+        limits = self._state.limits
+        return capped_sampling(
+            sampling,
+            server_cap=limits.max_output_tokens,
+            class_cap=None,
+            truncate=limits.truncate or self.truncate,
         )
 
     async def _answer(
@@ -107,31 +120,46 @@ class GenerationEndpoint(ABC):
         plan: _Plan,
         arrival_s: float,
         departure: Departure,
+        scope: Scope,
         send: Send,
     ) -> None:
-        prompts = await served.off_loop(lambda: self._token_ids(served, plan.fields))
-        departure.check()
         writer = self.writer(_shape(served, plan))
-        writer.tally.prompt = sum(map(len, prompts))
-        if isinstance(plan.fields, CompletionRequest) and plan.fields.echo:
-            writer.echoes = await prompt_texts(served, plan.fields)
-            if plan.fields.is_echo_only:
-                answer = self._send_stream if plan.fields.stream else self._send_whole
-                await answer(EchoOnly(writer), departure, send)
-                return
-        stream = served.engine.submit(*self._requests(writer.id, plan, prompts, arrival_s))
-        calls = Reading(stream, writer, plan.sampling.n)
-        try:
-            departure.call(stream.close)
-            await self._accepted(stream, plan)
+        names = (writer.id, *names_of(scope))
+        with self._state.calls.open(names, owner_of(scope)) as call:
+            prompts = await served.off_loop(lambda: self._token_ids(served, plan.fields))
             departure.check()
-            if plan.fields.stream:
-                await self._send_stream(calls, departure, send)
-            else:
-                await self._send_whole(calls, departure, send)
-        finally:
-            stream.close()
-            calls.note(arrival_s)
+            writer.tally.prompt = sum(map(len, prompts))
+            if isinstance(plan.fields, CompletionRequest) and plan.fields.echo:
+                writer.echoes = await prompt_texts(served, plan.fields)
+                if plan.fields.is_echo_only:
+                    answer = self._send_stream if plan.fields.stream else self._send_whole
+                    await answer(EchoOnly(writer), departure, send)
+                    return
+            requests = tuple(self._requests(writer.id, plan, prompts, arrival_s))
+            stream = served.engine.submit(*requests)
+            call.on_abort(lambda: served.engine.end(*(r.request_id for r in requests)))
+            calls = Reading(stream, writer, plan.sampling.n)
+            try:
+                departure.call(stream.close)
+                await self._deliver(stream, calls, plan, departure, send)
+            finally:
+                stream.close()
+                calls.note(arrival_s)
+
+    async def _deliver(
+        self,
+        stream: RequestStream,
+        calls: Reading,
+        plan: _Plan,
+        departure: Departure,
+        send: Send,
+    ) -> None:
+        await self._accepted(stream, plan)
+        departure.check()
+        if plan.fields.stream:
+            await self._send_stream(calls, departure, send)
+        else:
+            await self._send_whole(calls, departure, send)
 
     def _token_ids(
         self, served: ServedModel, fields: ChatRequest | CompletionRequest
@@ -220,6 +248,7 @@ class ChatEndpoint(GenerationEndpoint):
 
     wire = ChatRequest
     writer = ChatWriter
+    truncate = "sentence"
     prompt_field = "messages"
 
     def _sampling(self, served: ServedModel, fields: ChatRequest) -> SamplingParams:
@@ -238,6 +267,7 @@ class CompletionEndpoint(GenerationEndpoint):
 
     wire = CompletionRequest
     writer = CompletionWriter
+    truncate = "token"
     prompt_field = "prompt"
 
     def _sampling(self, served: ServedModel, fields: CompletionRequest) -> SamplingParams:
@@ -312,9 +342,9 @@ class Reading:
 
 
 def failure_of(output: RequestOutput) -> JaxInferError | None:
-    """The error of a choice that ended neither by stop nor by length."""
+    """The error of a choice that ended neither by stop nor by length, nor as its caller asked."""
     reason = output.finish_reason
-    if reason in (None, FinishReason.STOP, FinishReason.LENGTH):
+    if reason in (None, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT):
         return None
     if output.error is not None:
         return output.error

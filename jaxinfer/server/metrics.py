@@ -54,6 +54,7 @@ class Metrics:
         self._rejected = make.counters(
             "rejected", "Requests refused before they reached the engine", "reason", REJECT_REASONS
         )
+        self._readers_cut = make.counter("readers_cut", "Clients cut off that read nothing")
 
     # ---- the engine's facts
 
@@ -94,6 +95,10 @@ class Metrics:
     def on_growth(self, is_alarm: bool) -> None:
         """Memory has begun, or ceased, to keep rising at equal load."""
         self._growth_alarm.set(is_alarm)
+
+    def on_reader_cut(self) -> None:
+        """A client that took nothing for too long was cut off."""
+        self._readers_cut.inc()
 
     def on_loaded(
         self,

@@ -27,6 +27,9 @@ ADMIN = "/admin/"
 KEY_DIGEST = "api_key_digest"
 """In scope["state"]: SHA-256 of the key that opened, in hex; absent where no key was needed."""
 
+IS_ADMIN = "is_admin"
+"""In scope["state"]: whether that key is an admin's."""
+
 REFUSAL = "refusal"
 """In scope["state"]: a Refusal."""
 
@@ -157,7 +160,7 @@ class Keys:
         digest = _digest_of(scope)
         is_admin, is_user = _is_among(digest, self._admin_digests), _is_among(digest, self._digests)
         if is_admin or (is_user and not needs_admin):
-            scope.setdefault("state", {})[KEY_DIGEST] = digest.hex()
+            scope.setdefault("state", {}).update({KEY_DIGEST: digest.hex(), IS_ADMIN: is_admin})
             return None
         if is_user:
             return 403, "this key opens no admin route; send an admin key", "admin_key_needed"

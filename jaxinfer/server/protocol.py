@@ -158,6 +158,12 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     return_token_strs: bool | None = None
 
 
+class AbortRequest(msgspec.Struct, kw_only=True):
+    """POST /abort_request: a reply's id, or the x-request-id that came with the call."""
+
+    request_id: str
+
+
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 

@@ -14,12 +14,13 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
 from jaxinfer.errors import JaxInferError, Overloaded, Unavailable
+from jaxinfer.outputs import Truncation
 from jaxinfer.server.protocol import status_of
 
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 
-WireFinish = Literal["stop", "length", "tool_calls"]
+WireFinish = Literal["stop", "length", "tool_calls", "abort"]
 
 
 class PromptTokensDetails(Struct):
@@ -104,6 +105,7 @@ class ChatChoice(Struct):
     message: ChatMessage
     finish_reason: WireFinish
     logprobs: ChatLogprobs | None = None
+    truncation: Truncation | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
@@ -111,6 +113,7 @@ class ChatDelta(Struct):
     delta: Delta
     finish_reason: WireFinish | None = None
     logprobs: ChatLogprobs | None = None
+    truncation: Truncation | UnsetType = UNSET
 
 
 class CompletionChoice(Struct):
@@ -118,6 +121,7 @@ class CompletionChoice(Struct):
     text: str
     finish_reason: WireFinish | None = None
     logprobs: CompletionLogprobs | None = None
+    truncation: Truncation | UnsetType = UNSET
 
 
 class Completion(Struct):
@@ -140,6 +144,12 @@ class ModelCard(Struct):
     object: str = "model"
     owned_by: str = "jaxinfer"
     parent: None = None
+
+
+class Aborted(Struct):
+    """POST /abort_request."""
+
+    aborted: int  # calls
 
 
 class ModelList(Struct):

@@ -20,16 +20,19 @@ from jaxinfer.server.dashboard_page import dashboard_routes
 from jaxinfer.server.edge import Edge
 from jaxinfer.server.generation import ChatEndpoint, CompletionEndpoint
 from jaxinfer.server.metrics import CONTENT_TYPE
-from jaxinfer.server.middleware import open_paths_of
+from jaxinfer.server.middleware import IS_ADMIN, open_paths_of
+from jaxinfer.server.open_calls import owner_of
 from jaxinfer.server.openapi import Operation, document
 from jaxinfer.server.prompts import check_token_ids, encode_chat
 from jaxinfer.server.protocol import (
+    AbortRequest,
     ChatRequest,
     DetokenizeRequest,
     TokenizeRequest,
     parse,
 )
 from jaxinfer.server.replies import (
+    Aborted,
     ChatChoice,
     ChatDelta,
     Completion,
@@ -77,6 +80,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "/v1/completions": Operation(
         Completion, CompletionEndpoint.wire, choice=CompletionChoice, event=CompletionChoice
     ),
+    "/abort_request": Operation(Aborted, AbortRequest),
     "/tokenize": Operation(Tokenized, TokenizeRequest),
     "/detokenize": Operation(Detokenized, DetokenizeRequest),
     **ADMIN_OPERATIONS,
@@ -99,6 +103,7 @@ def routes(state: ServerState, edge: Edge) -> list[BaseRoute]:
         Route("/v1/models/{name:path}", rest.model),
         Route("/v1/chat/completions", ChatEndpoint(state), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(state), methods=["POST"]),
+        Route("/abort_request", rest.abort_request, methods=["POST"]),
         Route("/tokenize", rest.tokenize, methods=["POST"]),
         Route("/detokenize", rest.detokenize, methods=["POST"]),
         *dashboard_routes(state),
@@ -146,6 +151,19 @@ class _Routes:
     async def model(self, request: Request) -> Response:
         served = self._state.served()
         return json_reply(_card(served, served.check_name(request.path_params["name"])))
+
+    async def abort_request(self, request: Request) -> Response:
+        """Ends calls of the same key, in any phase; needs no room, and works while draining.
+
+        With an admin key those of every key.
+        An id that is not known, another key's included, counts 0: it may have ended just now.
+        """
+        state = self._state
+        body = await read_body(request.scope, request.receive, state.limits) or b""
+        wire, _ = parse(body, AbortRequest)
+        is_admin = request.scope.get("state", {}).get(IS_ADMIN, False)
+        owner = None if is_admin else owner_of(request.scope)
+        return json_reply(Aborted(state.calls.abort(wire.request_id, owner)))
 
     async def tokenize(self, request: Request) -> Response:
         return await self._tokenizer_reply(request, TokenizeRequest, _tokenized)

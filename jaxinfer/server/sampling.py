@@ -6,11 +6,12 @@ vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxinfer.config import SamplingParams
+from jaxinfer.config import SamplingParams, Truncate
 from jaxinfer.errors import InvalidRequest
 from jaxinfer.server.protocol import ChatRequest, CompletionRequest, SamplingFields
 
@@ -77,6 +78,19 @@ def completion_sampling(
     if request.is_echo_only:
         limit = 1  # of which none is asked for
     return _sampling(request, defaults, vocab_size, {}, max_tokens=limit, logprobs=request.logprobs)
+
+
+def capped_sampling(
+    params: SamplingParams, *, server_cap: int | None, class_cap: int | None, truncate: Truncate
+) -> SamplingParams:
+    """`params` with the smaller of the two caps on output tokens, if there is one.
+
+    A request that asks for no more than the cap is cut where it asks to be, by token.
+    """
+    caps = [cap for cap in (server_cap, class_cap) if cap is not None]
+    if not caps:
+        return params
+    return dataclasses.replace(params, output_cap=min(caps), truncate=truncate)
 
 
 def _sampling(

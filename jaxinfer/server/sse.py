@@ -23,11 +23,16 @@ class ClientGone(Exception):
     """The client has closed its connection, or takes nothing any more."""
 
 
+class ReaderStalled(ClientGone):
+    """The client is there, but takes nothing."""
+
+
 class EventSender:
     """Writes events; all that is ready goes out in one write.
 
     Args:
-        stall_s: how long a write may wait for a client that does not read.
+        stall_s: how long a write may wait for a client that does not read. Meanwhile nobody reads
+            its RequestStream, so this is also how long its requests may be paused.
     """
 
     def __init__(self, send: Send, *, stall_s: float):
@@ -57,7 +62,7 @@ class EventSender:
             async with asyncio.timeout(self._stall_s):
                 await self._send(message)
         except TimeoutError:
-            raise ClientGone(f"the client has read nothing for {self._stall_s:g} s") from None
+            raise ReaderStalled(f"the client has read nothing for {self._stall_s:g} s") from None
         except OSError as error:
             raise ClientGone(f"the connection is closed: {error}") from error
 

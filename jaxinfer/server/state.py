@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from jaxinfer.async_engine import AsyncEngine
+from jaxinfer.config import Truncate
 from jaxinfer.errors import ModelNotFound, Unavailable
 from jaxinfer.server.admission import Admission
 from jaxinfer.server.metrics import Metrics
+from jaxinfer.server.open_calls import OpenCalls
 
 if TYPE_CHECKING:
     from jaxinfer.server.tool_calls.formats import ToolFormat
@@ -45,6 +47,8 @@ class Limits:
     request_timeout_s: float | None = None  # from arrival to the last token; None: none
     ping_s: float = 15.0  # of silence, then a comment on the stream
     stall_s: float = 60.0  # a reader that takes nothing for so long is cut off
+    max_output_tokens: int | None = None  # of every choice, whatever it asks for; None: no cap
+    truncate: Truncate | None = None  # None: sentence for chat, token for completions
     hang_s: float = 120.0  # an engine turn that takes longer counts as dead
 
 
@@ -103,6 +107,7 @@ class ServerState:
         self.metrics = metrics
         self.api_keys = tuple(api_keys)
         self.admission = Admission(limits.max_queued_requests)
+        self.calls = OpenCalls()
         self.phase: Phase = "loading"
         self.progress = "starting"
         self.drain_until_s: float | None = None  # monotonic

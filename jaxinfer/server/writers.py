@@ -34,12 +34,13 @@ from jaxinfer.server.replies import (
 from jaxinfer.server.tool_calls.pieces import CallDelta, Piece
 
 if TYPE_CHECKING:
-    from jaxinfer.outputs import RequestOutput, TokenLogprob
+    from jaxinfer.outputs import RequestOutput, TokenLogprob, Truncation
     from jaxinfer.server.tool_calls.parser import ToolParser
 
 _WIRE_FINISH: dict[FinishReason, WireFinish] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",  # the caller asked for it: it gets what there is
 }
 
 
@@ -66,6 +67,7 @@ class _Gained:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # not yet sent
     offset: int = 0  # characters of the tokens sent with logprobs
     finish: WireFinish | None = None
+    truncation: Truncation | UnsetType = UNSET  # said beside the finish reason
 
     def keep(self, piece: Piece) -> None:
         if isinstance(piece, str):
@@ -134,7 +136,7 @@ class Writer(ABC):
             found.append(self._chunk([self._piece_choice(index, piece, gained)]))
             gained.logprobs = []
         if gained.finish is not None:
-            found.append(self._chunk([self._finish_choice(index, gained.finish)]))
+            found.append(self._chunk([self._finish_choice(index, gained)]))
         return found
 
     def closing(self) -> list[bytes]:
@@ -148,6 +150,7 @@ class Writer(ABC):
         self.tally.completion += len(output.token_ids)
         if output.finish_reason is not None:
             gained.finish = _WIRE_FINISH[output.finish_reason]
+            gained.truncation = output.truncation or UNSET
             if output.stats is not None and output.index == 0:
                 self.tally.cached += output.stats.num_cached_tokens
         return gained
@@ -176,7 +179,7 @@ class Writer(ABC):
     def _piece_choice(self, index: int, piece: Piece, gained: _Gained) -> Struct: ...
 
     @abstractmethod
-    def _finish_choice(self, index: int, finish: WireFinish) -> Struct: ...
+    def _finish_choice(self, index: int, gained: _Gained) -> Struct: ...
 
 
 class ChatWriter(Writer):
@@ -194,7 +197,7 @@ class ChatWriter(Writer):
         message = ChatMessage(content)
         if gained.calls:
             message = ChatMessage(content or None, tool_calls=gained.calls)
-        return ChatChoice(index, message, gained.finish, self._logprobs(gained))
+        return ChatChoice(index, message, gained.finish, self._logprobs(gained), gained.truncation)
 
     def _piece_choice(self, index: int, piece: Piece, gained: _Gained) -> ChatDelta:
         delta = Delta(content=piece) if isinstance(piece, str) else _call_delta(piece)
@@ -212,8 +215,8 @@ class ChatWriter(Writer):
                 gained.finish = "tool_calls"
         return pieces
 
-    def _finish_choice(self, index: int, finish: WireFinish) -> ChatDelta:
-        return ChatDelta(index, Delta(), finish)
+    def _finish_choice(self, index: int, gained: _Gained) -> ChatDelta:
+        return ChatDelta(index, Delta(), gained.finish, truncation=gained.truncation)
 
     def _logprobs(self, gained: _Gained):
         if not self.shape.wants_logprobs:
@@ -247,14 +250,16 @@ class CompletionWriter(Writer):
 
     def _choice(self, index: int, gained: _Gained) -> CompletionChoice:
         text = self._echo(index) + "".join(gained.texts)
-        return CompletionChoice(index, text, gained.finish, self._logprobs(gained))
+        return CompletionChoice(
+            index, text, gained.finish, self._logprobs(gained), gained.truncation
+        )
 
     def _piece_choice(self, index: int, piece: Piece, gained: _Gained) -> CompletionChoice:
         assert isinstance(piece, str), "only chat has calls"
         return CompletionChoice(index, piece, logprobs=self._logprobs(gained))
 
-    def _finish_choice(self, index: int, finish: WireFinish) -> CompletionChoice:
-        return CompletionChoice(index, "", finish)
+    def _finish_choice(self, index: int, gained: _Gained) -> CompletionChoice:
+        return CompletionChoice(index, "", gained.finish, truncation=gained.truncation)
 
     def _logprobs(self, gained: _Gained):
         if not self.shape.wants_logprobs:

@@ -22,6 +22,7 @@ Event = tuple[str, ...]  # a name and, of some, a request_id
 DISTURBANCES = frozenset(
     ("end", "not a number", "abort", "expire", "fail dispatch", "fail read", "new version")
 )
+PAUSES = frozenset(("pause", "resume"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,10 @@ class Plan:
                     yield from self._if_planned("not a number", sequence)
         for sequence in world.live:
             yield from self._if_planned("abort", sequence)
+            if sequence.status is Status.PAUSED:
+                yield from self._if_planned("resume", sequence)
+            elif len(world.flights) < MAX_UNDER_WAY:
+                yield from self._if_planned("pause", sequence)
         if any(s.request.deadline_s is not None for s in world.live):
             yield from self._if_planned("expire")
         if world.version == "v1" and 0 < len(submitted) < len(self.requests):
@@ -79,6 +84,10 @@ class Plan:
             world.read(broken=world.sequences[event[1]])
         elif name == "abort":
             world.abort(event[1])
+        elif name == "pause":
+            world.scheduler.pause(event[1])
+        elif name == "resume":
+            world.scheduler.resume(event[1])
         elif name == "expire":
             world.expire()
         else:
@@ -101,12 +110,15 @@ class State:
     is_stalled: bool = False  # `schedule` finds nothing to run
 
     def undisturbed(self, *, is_deep: bool) -> Edge | None:
-        """Where it goes when nothing else happens.
+        """Where it goes when nothing else happens; where nothing can, a paused one is resumed.
 
         Args:
             is_deep: the next step is dispatched before the last one is read.
         """
         schedule, read = self.following.get(("schedule",)), self.following.get(("read",))
+        if read is None and (schedule is None or self.is_stalled):
+            resumed = (edge for event, edge in self.following.items() if event[0] == "resume")
+            return next(resumed, schedule)
         if read is None or (is_deep and not self.is_stalled):
             return schedule or read
         return read

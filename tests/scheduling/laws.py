@@ -101,7 +101,8 @@ def _check_waiting(world: World, sequence: Sequence) -> None:
     counters = (sequence.num_scheduled_tokens, sequence.num_computed_tokens)
     law(not sequence.page_table and counters == (0, 0), "only a running one holds pages")
     law(sequence.seat == -1, "only a running one has a seat")
-    law(sequence in world.scheduler._waiting, "what does not run waits")
+    is_paused = sequence.status is Status.PAUSED
+    law((sequence in world.scheduler._waiting) is not is_paused, "what does not run waits")
     is_drawn = any(sequence in flight.scheduled.sampled for flight in world.flights)
     law(sequence.is_awaited == is_drawn, "a preempted one awaits the token on its way")
 
@@ -109,11 +110,14 @@ def _check_waiting(world: World, sequence: Sequence) -> None:
 def _check_queues(world: World) -> None:
     scheduler, live = world.scheduler, world.live
     law(list(scheduler.running) == world.running, "the running are in the order of their rank")
-    num_waiting = len(live) - len(scheduler.running)
-    law(scheduler.stats().num_waiting == num_waiting, "who is live runs or waits")
+    num_paused = sum(s.status is Status.PAUSED for s in live)
+    num_waiting = len(live) - len(scheduler.running) - num_paused
+    stats = scheduler.stats()
+    law(stats.num_waiting == num_waiting, "who is live runs or waits")
+    law(stats.num_paused == num_paused, "the paused are counted")
     first = scheduler._waiting.peek()
     if first is not None:
-        ranks = [s.rank for s in live if s.status is not Status.RUNNING]
+        ranks = [s.rank for s in live if s.status not in (Status.RUNNING, Status.PAUSED)]
         law(first[0] == first[1].rank == min(ranks), "the best waits in front")
     dated = {s for s in live if s.request.deadline_s is not None}
     heap = scheduler._deadlines

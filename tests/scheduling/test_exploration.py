@@ -8,6 +8,7 @@ import pytest
 
 from tests.scheduling.exploration import (
     DISTURBANCES,
+    PAUSES,
     Edge,
     Exploration,
     Explorer,
@@ -52,6 +53,13 @@ def test_with_two_versions_of_the_weights_too():
         assert longest.num_preemptions <= 2
 
 
+def test_with_readers_that_fall_behind_and_catch_up_too():
+    found = explored(Plan(replace(FOUR, num_pages=4), SHORT[:2], PAUSES), at_least=1_500)
+    for longest in longest_runs(found):
+        assert longest.num_events <= 13
+        assert longest.num_preemptions <= 1
+
+
 def a_circle(*, is_open: bool) -> Exploration:
     """States 0 -> 1 -> 2, and back to 0 if it is not open."""
     states = {key: State(key - 1 if key else None, (str(key),), is_busy=True) for key in range(3)}
@@ -74,6 +82,13 @@ def test_a_run_that_never_ends_is_found():
 @pytest.mark.timeout(1800)
 def test_where_all_digests_collide():
     explored(Plan(replace(FOUR, digest=same_digest), SHORT, DISTURBANCES), at_least=20_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_with_pauses_the_first_states_of_three_requests_and_all_events_keep_the_laws():
+    explorer = Explorer(Plan(FOUR, SHORT, DISTURBANCES | PAUSES))
+    assert len(explorer.run(max_states=100_000).states) >= 100_000
 
 
 @pytest.mark.slow

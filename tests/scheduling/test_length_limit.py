@@ -56,3 +56,11 @@ def test_a_smaller_pool_ends_the_output_early():
 def test_the_message_names_the_pool_when_the_pool_is_the_wall():
     with pytest.raises(ContextLengthExceeded, match="KV pool holds 21"):
         POOL.total_tokens(21, 7)
+
+
+def test_a_cap_takes_the_place_of_max_tokens_and_refuses_nothing():
+    assert MODEL.total_tokens(15, None, 3) == MODEL.total_tokens(15, 1000, 3) == 18
+    assert MODEL.total_tokens(15, 1000, 100) == 20
+    assert POOL.total_tokens(15, None, 100) == 21
+    with pytest.raises(ContextLengthExceeded):
+        MODEL.total_tokens(20, None, 3)

@@ -113,6 +113,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         live = sorted({s.request.request_id for s in self.world.live}, key=int)
         self.world.abort(data.draw(st.sampled_from(live)))
 
+    @precondition(lambda self: self.world.live)
+    @rule(data=st.data(), is_resumed=st.booleans())
+    def pause_or_resume(self, data: st.DataObject, is_resumed: bool) -> None:
+        scheduler = self.world.scheduler
+        while len(self.world.flights) > 1:
+            self.world.read()
+        if not self.world.live:
+            return
+        change = scheduler.resume if is_resumed else scheduler.pause
+        live = sorted({s.request.request_id for s in self.world.live}, key=int)
+        change(data.draw(st.sampled_from(live)))
+
     @precondition(lambda self: any(s.request.deadline_s is not None for s in self.world.live))
     @rule()
     def expire(self) -> None:
@@ -132,6 +144,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
+        for sequence in world.live:
+            world.scheduler.resume(sequence.request.request_id)
         num_tokens = sum(s.max_total_tokens for s in world.live)
         num_preemptions = world.num_preemptions
         bound = 2 * num_tokens + 4 * len(world.live) + 4

@@ -168,7 +168,7 @@ class World:
     def _scheduled(self) -> Scheduled | None:
         before, ready = self.running, self._ready_versions()
         num_before = [s.num_preemptions for s in before]
-        starters = {s: s.num_preemptions for s in self.live if s.status is not Status.RUNNING}
+        starters = {s: s.status for s in self.live if s.status is not Status.RUNNING}
         scheduled = self.scheduler.schedule(self.now)
         preempted = [s for s, n in zip(before, num_before, strict=True) if s.num_preemptions > n]
         waits = all(s.status is Status.PREEMPTED for s in preempted)
@@ -182,9 +182,9 @@ class World:
         self._check_step(scheduled)
         self._check_preempted(scheduled, preempted, before)
         self._check_turn(scheduled, ready)
-        for sequence in starters:
+        for sequence, status in starters.items():
             if sequence.status is Status.RUNNING:
-                self._check_started(sequence)
+                self._check_started(sequence, status)
         return scheduled
 
     def _check_step(self, scheduled: Scheduled) -> None:
@@ -222,16 +222,19 @@ class World:
             is_for_better = any(s.rank < sequence.rank for s in scheduled.sequences)
             law(is_for_better, "a better one goes on when one is preempted")
 
-    def _check_started(self, sequence: Sequence) -> None:
+    def _check_started(self, sequence: Sequence, before: Status) -> None:
         """A start or a resume: it has pages, the last known token is computed, and it can go on."""
         pool = self.scheduler.pool
+        law(before is not Status.PAUSED, "a paused one does not run")
         law(sequence.num_scheduled_tokens > 0, "at least one token is computed")
-        if sequence.num_preemptions:
+        if before is Status.PREEMPTED:
             num_pages = pool.pages_for(len(sequence.token_ids))
             law(len(sequence.page_table) >= num_pages, "a resumed one has pages for all its tokens")
             num_free = len(sequence.page_table) - num_pages + pool.num_available
             is_last = num_pages >= pool.pages_for(sequence.max_total_tokens - 1)
-            law(is_last or num_free > 0, "a resumed one has a page to go on")
+            # One that started behind it in this step gives the page back when it is needed.
+            has_worse = self.running[-1] is not sequence
+            law(is_last or num_free > 0 or has_worse, "a resumed one has a page to go on")
 
     def _ready_versions(self) -> set[str]:
         """Those that have a running sequence that needs nothing to run, or that could start one."""
@@ -242,7 +245,7 @@ class World:
             if s.num_tokens < s.max_total_tokens
             and s.num_scheduled_tokens < len(s.page_table) * pool.page_size
         }
-        waiting = [s for s in self.live if s.status is not Status.RUNNING]
+        waiting = [s for s in self.live if s.status not in (Status.RUNNING, Status.PAUSED)]
         if waiting and len(running) < self.num_seats:
             first = min(waiting, key=lambda sequence: sequence.rank)
             has_room = pool.pages_for(first.max_total_tokens) < pool.num_available

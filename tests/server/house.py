@@ -23,7 +23,7 @@ import tokenizers
 import uvicorn
 from tokenizers import decoders, models, pre_tokenizers
 
-from jaxinfer.async_engine import AsyncEngine
+from jaxinfer.async_engine import MAX_UNREAD_TOKENS, AsyncEngine
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.engine import Engine
 from jaxinfer.scheduling.batch import Batch, StepResult
@@ -244,6 +244,7 @@ def open_house(
     is_ready: bool = True,
     tokenizer: Any = None,
     send_buffer: int | None = None,
+    max_unread_tokens: int = MAX_UNREAD_TOKENS,
     **engine_options: Any,
 ) -> Generator[House]:
     """Serves until the block ends, then checks that nothing was left behind."""
@@ -274,7 +275,7 @@ def open_house(
     core.submit = noted  # type: ignore[method-assign]
 
     async def run() -> None:
-        engine = AsyncEngine(core, observer=metrics)
+        engine = AsyncEngine(core, observer=metrics, max_unread_tokens=max_unread_tokens)
         engine.start()
         pool = ThreadPoolExecutor(2)
         served = ServedModel(

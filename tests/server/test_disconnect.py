@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import random
+import re
 import socket
 import threading
 import time
@@ -21,10 +22,19 @@ from jaxinfer.server.state import Limits
 from tests.server.house import House, letter_tokenizer, open_house
 
 
-def send(house: House, body: dict[str, Any], path: str = "/v1/completions") -> socket.socket:
-    """A raw request, so that the test decides when to read and when to hang up."""
+def send(
+    house: House, body: dict[str, Any], path: str = "/v1/completions", *, buffer: int = 0
+) -> socket.socket:
+    """A raw request, so that the test decides when to read and when to hang up.
+
+    Args:
+        buffer: bytes that the kernel takes for it unread; 0: as it likes.
+    """
     host, port = house.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)))
+    connection = socket.socket()
+    if buffer:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.connect((host, int(port)))
     content = json.dumps(body).encode()
     connection.sendall(
         f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n\r\n".encode()
@@ -100,6 +110,47 @@ def test_a_client_that_hangs_up_while_its_prompt_is_tokenized_never_reaches_the_
         assert house.runner.num_steps == 0
 
 
+SHAPES = ({}, {"n": 3}, {"prompt": ["a", "b"], "n": 2})
+
+
+@pytest.mark.parametrize("phase", ["tokenizing", "queued", "prefill", "decode"])
+def test_whoever_leaves_in_any_phase_gives_pages_and_permits_back_within_a_step(phase: str):
+    tokenizer = SlowTokenizer()
+    with open_house(tokenizer=tokenizer, max_num_seqs=4) as house:
+        house.runner.step_s = 0.005
+        for stream in (False, True):
+            for shape in SHAPES:
+                leave(house, tokenizer, phase, {**LONG, **shape, "stream": stream})
+
+
+def leave(house: House, tokenizer: SlowTokenizer, phase: str, body: dict[str, Any]) -> None:
+    """Sends a call, hangs up in that phase, and waits until nothing is left of it."""
+    runner, engine = house.runner, house.engine
+    held = [send(house, {**LONG, "n": 4})] if phase == "queued" else []
+    house.wait_until(lambda: engine.pool_stats.num_running == 4 * len(held))
+    gate = tokenizer.gate if phase == "tokenizing" else runner.gate
+    if phase != "decode":
+        gate.clear()
+    num_open, num_steps = engine.num_open, runner.num_steps
+    tokenizer.threads.clear()
+    connection = send(house, body)
+    house.wait_until(
+        lambda: (
+            bool(tokenizer.threads)
+            if phase == "tokenizing"
+            else engine.num_open > num_open
+            and (phase != "decode" or runner.num_steps > num_steps + 2)
+        )
+    )
+    for client in (connection, *held):
+        client.close()
+    time.sleep(0.02)
+    num_steps = runner.num_steps
+    gate.set()
+    house.wait_until_idle(2.0)
+    assert runner.num_steps - num_steps <= 2  # what was under way
+
+
 def test_a_client_that_hangs_up_inside_its_body_leaves_nothing():
     with open_house() as house:
         connection = socket.create_connection(tuple(house.url[7:].split(":")))  # type: ignore[arg-type]
@@ -169,6 +220,63 @@ def test_readers_that_read_nothing_are_cut_off_and_hold_no_memory(caplog):
         assert resident_bytes() - before < 64 * 2**20
         cut = [r for r in caplog.records if "has read nothing for 0.3 s" in r.getMessage()]
         assert len(cut) == 6
+
+
+STALLED = {
+    "messages": [{"role": "user", "content": "a"}],
+    "stream": True,
+    "logprobs": True,
+    "top_logprobs": 20,
+    "max_completion_tokens": 200,
+}
+
+
+def test_of_fifty_stalled_readers_none_holds_pages_or_memory_and_the_others_get_their_texts():
+    limits = Limits(stall_s=1.0)
+    with open_house(limits=limits, send_buffer=4096, num_pages=512, max_unread_tokens=16) as house:
+        prompts = ["a", "bb", "ccc"]
+        solo = [house.complete(p, max_tokens=100).json()["choices"][0]["text"] for p in prompts]
+        house.runner.step_s = 0.001
+        before = resident_bytes()
+        with contextlib.ExitStack() as connections, ThreadPoolExecutor(3) as pool:
+            for _ in range(50):
+                connections.enter_context(send(house, STALLED, "/v1/chat/completions", buffer=4096))
+            good = [pool.submit(streamed, house, prompt) for prompt in prompts]
+            house.wait_until(lambda: house.engine.pool_stats.num_paused > 0)
+            assert [answer.result(20) for answer in good] == solo
+            house.wait_until_idle(20.0)
+        assert house.metric("readers_cut_total") == 50
+        assert house.metric("num_requests_paused") == 0
+        assert house.metric("num_preemptions_total") == 0
+        assert resident_bytes() - before < 64 * 2**20
+
+
+def streamed(house: House, prompt: str) -> str:
+    body = {"prompt": prompt, "max_tokens": 100, "stream": True}
+    url = f"{house.url}/v1/completions"
+    with house.client.stream("POST", url, json=body, timeout=20) as reply:
+        lines = [line for line in reply.iter_lines() if line.startswith("data: {")]
+    return "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines)
+
+
+def test_a_reader_that_catches_up_after_a_pause_gets_every_token():
+    with open_house(send_buffer=4096, max_unread_tokens=16) as house:
+        whole = {k: v for k, v in STALLED.items() if k != "stream"}
+        solo = house.post("/v1/chat/completions", whole).json()["choices"][0]
+        with send(house, STALLED, "/v1/chat/completions", buffer=4096) as connection:
+            house.wait_until(lambda: house.engine.pool_stats.num_paused == 1)
+            assert house.engine.pool_stats.pages_used == 0
+            received = bytearray()
+            while b"[DONE]" not in received:
+                received += connection.recv(65536)
+        events = re.findall(rb"data: ({.*})", bytes(received))
+        choices = [choice for event in events for choice in json.loads(event)["choices"]]
+        text = "".join(choice["delta"].get("content", "") for choice in choices)
+        assert text == solo["message"]["content"]
+        content = [t for c in choices if c.get("logprobs") for t in c["logprobs"]["content"]]
+        assert content == solo["logprobs"]["content"]
+        assert house.metric("readers_cut_total") == 0
+        house.wait_until_idle()
 
 
 class SlowTokenizer:

@@ -25,6 +25,7 @@ POOL = PoolStats(
     num_preemptions=7,
     prefix_query_tokens=100,
     prefix_hit_tokens=60,
+    num_paused=6,
 )
 
 
@@ -90,6 +91,7 @@ def test_gauges_are_read_at_the_scrape():
     found = samples(metrics)
     assert found["num_requests_running"] == 3
     assert found["num_requests_waiting"] == 2
+    assert found["num_requests_paused"] == 6
     assert found["kv_cache_usage_perc"] == 0.4
     assert [found[f"kv_pages[state={s}]"] for s in ("used", "cached", "free")] == [4, 5, 1]
     assert found["startup_seconds[phase=load]"] == 1.5

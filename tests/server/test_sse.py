@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxinfer.server.sse import ClientGone, Departure, EventSender
+from jaxinfer.server.sse import ClientGone, Departure, EventSender, ReaderStalled
 
 
 class Wire:
@@ -67,7 +67,7 @@ def test_a_reader_that_takes_nothing_is_gone_after_the_stall_time():
         wire = Wire()
         sender = EventSender(wire.send, stall_s=0.01)
         wire.stalls = True
-        with pytest.raises(ClientGone, match="read nothing for 0"):
+        with pytest.raises(ReaderStalled, match="read nothing for 0"):
             await sender.events([b"1"])
 
     asyncio.run(check())
