@@ -370,6 +370,9 @@ def test_a_body_that_does_not_arrive_is_a_408():
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"code":"body_timeout"' in answer
+        assert 'rejected_total{model_name="letters",reason="too_slow"} 1.0' in (
+            house.get("/metrics").text
+        )
         assert house.complete("a").status_code == 200
 
 
