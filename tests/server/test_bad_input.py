@@ -163,6 +163,7 @@ def test_a_value_out_of_range_or_of_another_type_is_refused_by_name(
         ({"logprobs": 1}, "logprobs"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens"),
+        ({"max_completion_tokens": 5, "max_tokens": 0}, "max_tokens"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
