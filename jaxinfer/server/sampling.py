@@ -53,6 +53,9 @@ def chat_sampling(
     limit = request.max_completion_tokens
     renamed = {"logprobs": "top_logprobs"}
     if limit is not None:
+        if request.max_tokens is not None and request.max_tokens < 1:
+            message = f"max_tokens must be an integer at least 1; got {request.max_tokens}"
+            raise InvalidRequest(message, param="max_tokens")
         renamed["max_tokens"] = "max_completion_tokens"
     return _sampling(
         request,

@@ -163,6 +163,7 @@ def test_a_value_out_of_range_or_of_another_type_is_refused_by_name(
         ({"logprobs": 1}, "logprobs"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens"),
+        ({"max_completion_tokens": 5, "max_tokens": 0}, "max_tokens"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
@@ -376,6 +377,9 @@ def test_a_body_that_does_not_arrive_is_a_408():
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"code":"body_timeout"' in answer
+        assert 'rejected_total{model_name="letters",reason="too_slow"} 1.0' in (
+            house.get("/metrics").text
+        )
         assert house.complete("a").status_code == 200
 
 
