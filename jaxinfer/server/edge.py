@@ -10,6 +10,12 @@ from dataclasses import dataclass
 
 from jaxinfer.errors import ConfigError
 
+KEY_DIGEST = "api_key_digest"
+"""In scope["state"]: SHA-256 of the key that opened, in hex; absent where no key was needed."""
+
+IS_ADMIN = "is_admin"
+"""In scope["state"]: whether that key is an admin's."""
+
 _KEY = re.compile(r"[\x21-\x7e]+")
 _ORIGIN = re.compile(r"\*|https?://[a-z0-9.\-\[\]:_]+", re.IGNORECASE)
 _HOST = re.compile(r"\[[0-9a-f:]+\]|[a-z0-9._-]+", re.IGNORECASE)

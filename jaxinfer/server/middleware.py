@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxinfer.server.dashboard_page import KEYLESS_PATHS
-from jaxinfer.server.edge import Edge
+from jaxinfer.server.edge import IS_ADMIN, KEY_DIGEST, Edge
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.replies import error_body, json_reply
 from jaxinfer.server.request_record import CURRENT, RequestRecord, trace_id_of
@@ -24,12 +24,6 @@ from jaxinfer.server.request_record import CURRENT, RequestRecord, trace_id_of
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 OPEN_PATHS = ("/health", "/ready")
 ADMIN = "/admin/"
-KEY_DIGEST = "api_key_digest"
-"""In scope["state"]: SHA-256 of the key that opened, in hex; absent where no key was needed."""
-
-IS_ADMIN = "is_admin"
-"""In scope["state"]: whether that key is an admin's."""
-
 REFUSAL = "refusal"
 """In scope["state"]: a Refusal."""
 

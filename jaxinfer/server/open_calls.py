@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from jaxinfer.server.middleware import KEY_DIGEST
+from jaxinfer.server.edge import KEY_DIGEST
 
 MAX_NAME = 128  # characters
 

@@ -17,10 +17,10 @@ from jaxinfer.errors import InvalidRequest, JaxInferError, Overloaded, Unavailab
 from jaxinfer.server.admin import ADMIN_OPERATIONS, admin_routes
 from jaxinfer.server.body import BodyTimeout, BodyTooLarge, read_body
 from jaxinfer.server.dashboard_page import dashboard_routes
-from jaxinfer.server.edge import Edge
+from jaxinfer.server.edge import IS_ADMIN, Edge
 from jaxinfer.server.generation import ChatEndpoint, CompletionEndpoint
 from jaxinfer.server.metrics import CONTENT_TYPE
-from jaxinfer.server.middleware import IS_ADMIN, open_paths_of
+from jaxinfer.server.middleware import open_paths_of
 from jaxinfer.server.open_calls import owner_of
 from jaxinfer.server.openapi import Operation, document
 from jaxinfer.server.prompts import check_token_ids, encode_chat

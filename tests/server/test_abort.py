@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from jaxinfer.server.edge import Edge
 from tests.server.house import House, open_house
 from tests.server.test_disconnect import SlowTokenizer
 
@@ -136,6 +137,20 @@ def test_only_the_key_of_a_call_may_abort_it():
         assert abort(house, "mine", authorization="Bearer two") == 0
         assert abort(house, "mine", authorization="Bearer one") == 1
         house.runner.gate.set()
+        is_answered(answer)
+
+
+def test_an_admin_key_aborts_the_calls_of_every_key():
+    with (
+        open_house(api_keys=("one",), edge=Edge(admin_keys=("boss",))) as house,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        house.runner.step_s = 0.02
+        headers = {"x-request-id": "mine", "authorization": "Bearer one"}
+        url = f"{house.url}/v1/completions"
+        answer = threads.submit(httpx.post, url, json=LONG, headers=headers, timeout=20)
+        house.wait_until(lambda: house.engine.pool_stats.num_running == 1)
+        assert abort(house, "mine", authorization="Bearer boss") == 1
         is_answered(answer)
 
 

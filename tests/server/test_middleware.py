@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from jaxinfer.server.app import create_app
-from jaxinfer.server.edge import Edge
+from jaxinfer.server.edge import KEY_DIGEST, Edge
 from jaxinfer.server.metrics import Metrics
-from jaxinfer.server.middleware import KEY_DIGEST, Keys
+from jaxinfer.server.middleware import Keys
 from jaxinfer.server.state import Limits, ServerState
 from tests.server.house import House, open_house
 
@@ -85,7 +85,7 @@ def test_the_digest_of_the_key_is_handed_on():
         with pytest.raises(StopIteration):
             coroutine.send(None)
     sha256_of_k = "8254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a"
-    assert seen == [{KEY_DIGEST: sha256_of_k}, {}]
+    assert seen == [{KEY_DIGEST: sha256_of_k, IS_ADMIN: False}, {}]
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/nope", "/metrics"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxinfer.server.edge import KEY_DIGEST
 from jaxinfer.server.open_calls import MAX_NAME, OpenCalls, names_of, owner_of
 
 
@@ -39,10 +40,8 @@ def test_calls_of_one_name_end_together_but_each_for_its_owner():
         assert calls.abort("x", None) == 1
 
 
-def test_names_and_owners_come_from_the_headers():
+def test_a_name_is_the_clients_own_request_id_and_an_owner_the_digest_of_its_key():
     assert names_of(scope(x_request_id="mine")) == ("mine",)
     assert names_of(scope(x_request_id="x" * (MAX_NAME + 1))) == names_of(scope()) == ()
-    one, two = scope(authorization="Bearer one"), scope(authorization="Bearer two")
-    assert owner_of(one, has_keys=True) == owner_of(one, has_keys=True)
-    assert owner_of(one, has_keys=True) != owner_of(two, has_keys=True)
-    assert owner_of(one, has_keys=False) == owner_of(two, has_keys=False)
+    assert owner_of(scope()) == ""
+    assert owner_of({**scope(), "state": {KEY_DIGEST: "ab12"}}) == "ab12"
