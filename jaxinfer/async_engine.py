@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jaxinfer.batch_window import BatchWindow
 from jaxinfer.errors import EngineFailure, JaxInferError, Unavailable
 from jaxinfer.observer import Observer
 from jaxinfer.request_stream import RequestStream
@@ -55,6 +56,7 @@ class AsyncEngine:
     Args:
         engine: used by the engine thread only, from `start` on.
         observer: told what happened.
+        window: gathers what arrives while the engine is idle; None: no waiting.
         clock: seconds; the one that `engine` uses.
     """
 
@@ -63,10 +65,12 @@ class AsyncEngine:
         engine: Engine,
         *,
         observer: Observer | None = None,
+        window: BatchWindow | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._engine = engine
         self._observer = observer
+        self._window = window or BatchWindow()
         self.clock = clock
         self._inbox: deque[_Submit | _Abort] = deque()
         self._wakeup = threading.Event()
@@ -197,13 +201,30 @@ class AsyncEngine:
             self._call(self._fail_all, error)
 
     def _turn(self) -> None:
-        if not self._engine.has_work():
+        is_idle = not self._engine.has_work()
+        if is_idle:
+            self._window.open()
             self._wakeup.wait(IDLE_TURN_S)
         self._wakeup.clear()
         self._take_inbox()
+        if is_idle:
+            self._gather()
         if self._engine.has_work():
             self._step()
         self._last_turn_s = self.clock()
+
+    def _gather(self) -> None:
+        """Waits for company of what came first, unless it has been aborted; takes aborts at once.
+
+        A deadline of milliseconds may pass meanwhile, as it may in any step.
+        """
+        while self._engine.has_work() and not self._stopping:
+            left_s = self._window.left_s(self.clock())
+            if not left_s:
+                break
+            self._wakeup.wait(left_s)
+            self._wakeup.clear()
+            self._take_inbox()
 
     def _take_inbox(self) -> None:
         accepted: list[str] = []
@@ -227,6 +248,7 @@ class AsyncEngine:
         """Returns: why the engine refuses it. One odd request must not end the thread."""
         try:
             self._engine.submit(request)
+            self._window.add(request, self.clock())
         except JaxInferError as error:
             return error
         except Exception as error:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from jaxinfer.config import SamplingParams
@@ -22,13 +23,17 @@ from jaxinfer.errors import (
     JaxInferError,
 )
 from jaxinfer.scheduling.request import FinishReason, Request
+from jaxinfer.server.admission import Permit
 from jaxinfer.server.body import read_body
+from jaxinfer.server.priority_class import PriorityClass
+from jaxinfer.server.priority_classes import PRIORITY_HEADER, Claim
 from jaxinfer.server.prompts import check_length, check_token_ids, encode_chat
 from jaxinfer.server.protocol import ChatRequest, CompletionRequest, parse
 from jaxinfer.server.replies import body_of, encode, json_reply
 from jaxinfer.server.sampling import chat_sampling, completion_sampling
 from jaxinfer.server.sse import ClientGone, Departure, EventSender
-from jaxinfer.server.state import ServedModel, ServerState
+from jaxinfer.server.state import QUICK_BODY_BYTES, ServedModel, ServerState
+from jaxinfer.server.time_limits import TIMEOUT_HEADER, TimeLimits, asked_limits
 from jaxinfer.server.writers import ChatWriter, CompletionWriter, Shape, Writer
 
 if TYPE_CHECKING:
@@ -45,6 +50,8 @@ class _Plan:
     fields: ChatRequest | CompletionRequest
     model: str  # the name it asked for
     sampling: SamplingParams
+    priority_class: PriorityClass
+    time_limits: TimeLimits  # from arrival
     num_prompts: int
     unknown: frozenset[str]  # names of fields
 
@@ -55,6 +62,15 @@ class _Plan:
     @property
     def uses_max_completion_tokens(self) -> bool:
         return getattr(self.fields, "max_completion_tokens", None) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What the headers of a call say."""
+
+    claim: Claim
+    judged: PriorityClass  # by whose bounds it gets in, before its body has come
+    limits: TimeLimits  # that the headers ask for
 
 
 class GenerationEndpoint(ABC):
@@ -71,28 +87,57 @@ class GenerationEndpoint(ABC):
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        arrival_s = self._state.served().engine.clock()
-        with self._state.admission.acquire() as permit:
+        clock = self._state.served().engine.clock
+        arrival_s = clock()
+        head = self._head(Headers(scope=scope))
+        admission = self._state.admission
+        with admission.acquire(head.claim.presumed, best=head.judged, limits=head.limits) as permit:
             body = await read_body(scope, receive, self._state.limits)
             if body is None:
+                permit.release("left")
                 return
             served = self._state.served()
-            plan = await served.for_body(body, lambda: self._plan(served, body))
+            plan = await served.for_body(body, lambda: self._plan(served, body, head))
             for name in self._state.new_unknown_fields(plan.unknown):
                 log.warning("field %r is not known and has no effect (said once)", name[:80])
-            permit.grow(plan.num_choices, param="n" if plan.num_prompts == 1 else "prompt")
+            permit.settle(
+                plan.priority_class,
+                plan.num_choices,
+                param="n" if plan.num_prompts == 1 else "prompt",
+                num_tokens=_most_tokens(plan.sampling, served),
+                limits=plan.time_limits.after(clock() - arrival_s),
+            )
             with Departure(receive) as departure:
                 try:
-                    await self._answer(served, plan, arrival_s, departure, send)
+                    await self._answer(served, plan, arrival_s, departure, send, permit)
                 except ClientGone as gone:
+                    permit.release("left")
                     log.info("499 %s: %s", scope["path"], gone)
 
-    def _plan(self, served: ServedModel, body: bytes) -> _Plan:
+    def _head(self, headers: Headers) -> _Head:
+        """Raises: InvalidRequest, Forbidden for a class or a time that cannot be."""
+        claim = Claim.read(
+            self._state.admission.classes,
+            priority=headers.get(PRIORITY_HEADER),
+            authorization=headers.get("authorization", ""),
+        )
+        # A short body is worth reading to see whether it asks for a class that has room.
+        length = headers.get("content-length", "")
+        is_short = length.isdecimal() and int(length) <= QUICK_BODY_BYTES
+        judged = claim.best if is_short else claim.presumed
+        limits = asked_limits(None, headers.get(TIMEOUT_HEADER))
+        return _Head(claim, judged, limits)
+
+    def _plan(self, served: ServedModel, body: bytes, head: _Head) -> _Plan:
         fields, unknown = parse(body, self.wire)
+        priority_class = head.claim.settled(fields.priority)
+        limits = asked_limits(fields.timeout, None).within(head.limits)
         return _Plan(
             fields=fields,
             model=served.check_name(fields.model),
             sampling=self._sampling(served, fields),
+            priority_class=priority_class,
+            time_limits=limits.within(self._state.time_limits(priority_class)),
             num_prompts=self._num_prompts(fields),
             unknown=unknown,
         )
@@ -104,17 +149,19 @@ class GenerationEndpoint(ABC):
         arrival_s: float,
         departure: Departure,
         send: Send,
+        permit: Permit,
     ) -> None:
         prompts = await served.off_loop(lambda: self._token_ids(served, plan.fields))
         departure.check()
         writer = self.writer(_shape(served, plan))
         writer.tally.prompt = sum(map(len, prompts))
+        permit.charge(writer.tally.prompt)
         stream = served.engine.submit(*self._requests(writer.id, plan, prompts, arrival_s))
         try:
             departure.call(stream.close)
             await self._accepted(stream, plan)
             departure.check()
-            calls = Reading(stream, writer, plan.sampling.n)
+            calls = Reading(stream, writer, plan.sampling.n, on_tokens=permit.produced)
             if plan.fields.stream:
                 await self._send_stream(calls, departure, send)
             else:
@@ -144,15 +191,16 @@ class GenerationEndpoint(ABC):
     def _requests(
         self, call_id: str, plan: _Plan, prompts: list[tuple[int, ...]], arrival_s: float
     ) -> Iterator[Request]:
-        timeout_s = self._state.limits.request_timeout_s
+        deadline_s, queue_deadline_s = plan.time_limits.deadlines(arrival_s)
         for number, token_ids in enumerate(prompts):
             yield Request(
                 request_id=f"{call_id}-{number}",
                 token_ids=token_ids,
                 sampling=plan.sampling,
                 arrival_s=arrival_s,
-                priority=plan.fields.priority or 0,
-                deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+                priority=plan.priority_class.priority,
+                deadline_s=deadline_s,
+                queue_deadline_s=queue_deadline_s,
                 cache_salt=plan.fields.cache_salt or "",
             )
 
@@ -241,10 +289,22 @@ class CompletionEndpoint(GenerationEndpoint):
 
 
 class Reading:
-    """Outputs of a call's prompts, with the index of the choice in the whole answer."""
+    """Outputs of a call's prompts, with the index of the choice in the whole answer.
 
-    def __init__(self, stream: RequestStream, writer: Writer, n: int):
+    Args:
+        on_tokens: told how many tokens have come.
+    """
+
+    def __init__(
+        self,
+        stream: RequestStream,
+        writer: Writer,
+        n: int,
+        *,
+        on_tokens: Callable[[int], None] = lambda _: None,
+    ):
         self.writer = writer
+        self._on_tokens = on_tokens
         self._stream = stream
         self._n = n
         self._failure: JaxInferError | None = None
@@ -259,6 +319,7 @@ class Reading:
         outputs = await self._stream.read(timeout_s)
         if outputs is None:
             return None
+        self._on_tokens(sum(len(output.token_ids) for output in outputs))
         good: list[tuple[int, RequestOutput]] = []
         for output in outputs:
             self._failure = failure_of(output)
@@ -284,6 +345,12 @@ def failure_of(output: RequestOutput) -> JaxInferError | None:
     if reason is FinishReason.TIMEOUT:
         return DeadlineExceeded("the request's time limit passed before it was finished")
     return EngineFailure(f"the request was ended by the engine ({reason})")
+
+
+def _most_tokens(sampling: SamplingParams, served: ServedModel) -> int:
+    """That a choice may produce, before it is known how long its prompt is."""
+    most = served.max_model_len - 1
+    return most if sampling.max_tokens is None else min(sampling.max_tokens, most)
 
 
 def _shape(served: ServedModel, plan: _Plan) -> Shape:

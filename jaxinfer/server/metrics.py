@@ -15,7 +15,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, generate_latest
 
 from jaxinfer.scheduling.request import FinishReason
+from jaxinfer.server.admission import Admission
 from jaxinfer.server.histogram import GAP_SECONDS, LONG_SECONDS, SECONDS, Histogram, one_two_five
+from jaxinfer.server.queue_metrics import QueueMetrics
 from jaxinfer.stats import PoolStats, RequestStats, StepStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -92,6 +94,10 @@ class Metrics:
     def on_reject(self, reason: str) -> None:
         """`reason`: one of REJECT_REASONS."""
         self._rejected[reason].inc()
+
+    def watch_queue(self, admission: Admission) -> None:
+        """Once: gauges by class, asked for at each scrape."""
+        self.registry.register(QueueMetrics(admission, self._labels))
 
     def on_loaded(
         self,

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from jaxinfer.errors import InvalidRequest, JaxInferError, Overloaded, Unavailable
+from jaxinfer.errors import Forbidden, InvalidRequest, JaxInferError, Overloaded, Unavailable
 from jaxinfer.server.body import BodyTimeout, BodyTooLarge, read_body
 from jaxinfer.server.generation import ChatEndpoint, CompletionEndpoint
 from jaxinfer.server.metrics import CONTENT_TYPE
@@ -209,7 +209,9 @@ def _detokenized(served: ServedModel, wire: DetokenizeRequest) -> dict[str, Any]
 
 def _reject_reason(error: JaxInferError) -> str | None:
     if isinstance(error, Overloaded):
-        return "overloaded"
+        return error.code if error.code in ("deadline", "queue_timeout") else "overloaded"
+    if isinstance(error, Forbidden):
+        return "unauthorized"
     if isinstance(error, InvalidRequest):
         return "invalid"
     if isinstance(error, Unavailable):

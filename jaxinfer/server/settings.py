@@ -15,10 +15,13 @@ import yaml
 
 from jaxinfer.config import EngineConfig, replace
 from jaxinfer.errors import ConfigError
+from jaxinfer.server.class_file import read_classes
 from jaxinfer.server.flags import ENV_PREFIX, FLAG_OF, FLAGS, Flag, names, switch
+from jaxinfer.server.priority_classes import PriorityClasses
 from jaxinfer.server.state import Limits
 
 MASK = "***"
+_COMPOSED = ("api-key-file", "priority-classes", "default-class")  # several make one field
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,9 @@ class ServeSettings:
     port: int
     root_path: str
     served_model_names: tuple[str, ...]  # empty: the model's own name
-    api_keys: tuple[str, ...]
+    api_keys: tuple[str, ...]  # those of classes too
+    classes: PriorityClasses
+    batch_wait_ms: float
     shutdown_timeout_s: float
     compile_only: bool
     log_level: str
@@ -159,9 +164,11 @@ def _settings(values: Mapping[str, Any]) -> ServeSettings:
     own: dict[str, Any] = {}
     for flag in FLAGS:
         part, _, field_name = flag.sets.rpartition(".")
-        if flag.name != "api-key-file":
+        if flag.name not in _COMPOSED:
             {"engine": engine, "limits": limits, "": own}[part][field_name] = values[flag.key]
-    own["api_keys"] = (*own["api_keys"], *_keys(values["api_key_file"]))
+    classes = read_classes(values["priority_classes"], values["default_class"])
+    own["classes"] = classes
+    own["api_keys"] = (*own["api_keys"], *_keys(values["api_key_file"]), *classes.api_keys)
     return ServeSettings(engine=replace(EngineConfig(), **engine), limits=Limits(**limits), **own)
 
 

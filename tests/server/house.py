@@ -23,6 +23,7 @@ import uvicorn
 from tokenizers import decoders, models, pre_tokenizers
 
 from jaxinfer.async_engine import AsyncEngine
+from jaxinfer.batch_window import BatchWindow
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.engine import Engine
 from jaxinfer.scheduling.batch import Batch, StepResult
@@ -32,6 +33,7 @@ from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.server.app import create_app
 from jaxinfer.server.lifecycle import bind
 from jaxinfer.server.metrics import Metrics
+from jaxinfer.server.priority_classes import PriorityClasses
 from jaxinfer.server.state import Limits, ServedModel, ServerState
 from jaxinfer.tokenizer import Tokenizer
 
@@ -205,6 +207,8 @@ def open_house(
     *,
     limits: Limits | None = None,
     api_keys: tuple[str, ...] = (),
+    classes: PriorityClasses | None = None,
+    window: BatchWindow | None = None,
     names: tuple[str, ...] = (MODEL,),
     defaults: dict[str, Any] | None = None,
     is_ready: bool = True,
@@ -215,7 +219,10 @@ def open_house(
     """Serves until the block ends, then checks that nothing was left behind."""
     core, runner, scheduler, own_tokenizer = make_engine(**engine_options)
     metrics = Metrics(names[0])
-    state = ServerState(limits or Limits(), metrics, api_keys=api_keys)
+    num_seats: int = engine_options.get("max_num_seqs", 8)
+    state = ServerState(
+        limits or Limits(), metrics, api_keys=api_keys, classes=classes, num_seats=num_seats
+    )
     listener = bind("127.0.0.1", 0)
     if send_buffer is not None:  # bytes; accepted connections inherit it
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
@@ -225,7 +232,7 @@ def open_house(
     )
 
     async def run() -> None:
-        engine = AsyncEngine(core, observer=metrics)
+        engine = AsyncEngine(core, observer=metrics, window=window)
         engine.start()
         pool = ThreadPoolExecutor(2)
         served = ServedModel(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from jaxinfer.errors import InvalidRequest, Overloaded
-from jaxinfer.server.admission import MAX_RETRY_S, MIN_RETRY_S, Admission
+from jaxinfer.server.admission import Admission
+from jaxinfer.server.priority_classes import PriorityClasses
+from jaxinfer.server.service_rate import MAX_RETRY_S, MIN_RETRY_S
 from tests.fakes import FakeClock
+
+NORMAL = PriorityClasses().default
 
 
 def test_a_permit_is_room_until_it_is_released():
@@ -23,7 +27,7 @@ def test_a_permit_is_room_until_it_is_released():
 def test_a_permit_is_released_once_however_often_it_is_asked():
     admission = Admission(2)
     permit = admission.acquire()
-    permit.grow(2, param="n")
+    permit.settle(NORMAL, 2, param="n")
     permit.release()
     permit.release()
     assert admission.num_open == 0
@@ -36,13 +40,13 @@ def test_leaving_the_block_releases_even_after_an_error():
     assert admission.num_open == 0
 
 
-def test_a_permit_grows_wholly_or_not_at_all():
+def test_a_permit_is_settled_wholly_or_not_at_all():
     admission = Admission(3)
     first, second = admission.acquire(), admission.acquire()
     with pytest.raises(Overloaded):
-        first.grow(3, param="n")
+        first.settle(NORMAL, 3, param="n")
     assert admission.num_open == 2
-    first.grow(2, param="n")
+    first.settle(NORMAL, 2, param="n")
     assert admission.num_open == 3
     first.release()
     assert admission.num_open == 1
@@ -52,7 +56,7 @@ def test_a_permit_grows_wholly_or_not_at_all():
 
 def test_what_can_never_fit_is_not_overload():
     with pytest.raises(InvalidRequest, match="at most 3") as caught:
-        Admission(3).acquire().grow(4, param="n")
+        Admission(3).acquire().settle(NORMAL, 4, param="n")
     assert caught.value.param == "n"
 
 
@@ -63,8 +67,8 @@ def test_the_time_to_come_back_follows_the_rate_at_which_requests_end():
         permit = admission.acquire()
         clock.now += 2.0
         permit.release()
-    assert admission.retry_after_s(1) == pytest.approx(2.0)
-    assert admission.retry_after_s(4) == pytest.approx(8.0)
+    assert admission.rate.retry_after_s(1, 0, 0) == pytest.approx(2.0)
+    assert admission.rate.retry_after_s(4, 0, 0) == pytest.approx(8.0)
 
 
 def test_those_refused_before_come_back_before():
@@ -89,7 +93,7 @@ def test_the_rate_forgets_what_is_older_than_its_window():
     for _ in range(100):
         admission.acquire().release()
     clock.now = 40.0
-    assert admission.retry_after_s(1) == pytest.approx(30.0)
+    assert admission.rate.retry_after_s(1, 0, 0) == pytest.approx(30.0)
 
 
 @pytest.mark.parametrize(("waited_s", "bound"), [(0.001, MIN_RETRY_S), (1000.0, MAX_RETRY_S)])
@@ -107,4 +111,4 @@ def test_the_time_to_come_back_stays_within_a_second_and_a_minute(waited_s: floa
 
 
 def test_before_anything_ran_the_shortest_time_is_told():
-    assert Admission(1, clock=FakeClock()).retry_after_s() == MIN_RETRY_S
+    assert Admission(1, clock=FakeClock()).rate.retry_after_s(1, 0, 0) == MIN_RETRY_S

@@ -1,0 +1,241 @@
+"""When an arriving request would get its first token and be finished, if it were let in now.
+
+Pure: the clock is an argument; everything here happens on one event loop. No engine: what is known
+is who is in the house, in which class, with how many tokens still to produce, and what happened in
+the last 30 s.
+
+Waiting is the larger of two estimates, because either may be what a request waits for:
+- *seats*: the first of the running ones to end, then the tokens of those that wait ahead at the
+  speed of all seats together. It follows tokens, not ends, so it is right from the first tokens
+  on, also when a whole batch began at once and nothing ends for a while.
+- *starts*: those that wait ahead at the rate at which first tokens came while somebody waited.
+  This covers what the seats do not show: long prompts, and a KV pool that is full before the seats.
+Ahead are all of the same or a better class, and what has aged past us; better ones that are still
+to come do so at their recent rate, for as long as ageing lets them past.
+
+Running takes a request's tokens at the recent speed of a seat. Tokens that were allowed and not
+needed count as produced when their request ends, so it is a speed of *allowed* tokens: where
+requests ask for 1,000 and end after 100, estimates are ten times shorter by themselves.
+
+Feedback. Both are means, while a deadline must hold for 99 of 100. So each estimate is kept until
+its request ends; what 995 of 1,000 of its class needed lately, in units of their estimates, is what
+later ones are multiplied by. At least 1.1, for those in good time until a better class came in
+force; at most 3; 1.25 where fewer than 20 have ended.
+
+What keeps it from being pessimistic for ever, when it refuses those from whom it would learn:
+- With nobody in the house everybody is let in, whatever was measured.
+- At a free seat the factor is 1.1: a time limit near the service time leaves no room for a queue,
+  but the seats stay busy.
+- Whoever is in the house renews the speed with every token. The factor and the rates are of the
+  last 30 s; what is older is forgotten.
+
+What it does not do: be fair among lengths. Under overload the queue is as long as the short
+requests' time allows, so long ones with the same limit find no room; give them a class with a
+longer limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxinfer.scheduling.scheduler import AGING_S
+from jaxinfer.server.service_rate import RATE_WINDOW_S, RecentSum
+
+SHARE_IN_TIME = 0.995
+MIN_FACTOR, MAX_FACTOR = 1.1, 3.0
+UNPROVEN_FACTOR = 1.25
+MIN_PROOFS, MAX_PROOFS = 20, 512  # ended requests with an estimate
+MIN_TOKENS, MIN_STARTS = 8, 4  # below that nothing was measured
+MAX_LAG_S = 0.25  # that time is counted behind, where only tokens come
+MIN_ESTIMATE_S = 0.05  # a shorter one proves nothing by its ratio
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """An admitted call, as far as its time goes."""
+
+    priority: int
+    num_seats: int  # choices
+    tokens_left: int  # that it may still produce, all choices together
+    entered_s: float
+    estimate_s: float | None  # from entering to the end; None: nothing was known
+    has_started: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds from now."""
+
+    wait_s: float  # to the first token
+    run_s: float  # from there to the end
+    factor: float  # what 99 of 100 stay under is so much longer
+
+    @property
+    def end_s(self) -> float:
+        return (self.wait_s + self.run_s) * self.factor
+
+
+class Forecast:
+    """Of one server.
+
+    Args:
+        num_seats: sequences that can run together; None: not known.
+        clock: seconds.
+    """
+
+    def __init__(self, num_seats: int | None, *, clock: Callable[[], float]):
+        self.num_seats = num_seats
+        self._clock = clock
+        self._waiting: dict[int, dict[Ticket, None]] = {}  # by priority, oldest first
+        self._started: dict[Ticket, None] = {}
+        self._num_started = 0  # seats
+        self._last_s = clock()
+        self._seat_s = RecentSum()  # seats that were taken x seconds
+        self._tokens = RecentSum()
+        self._waiting_s = RecentSum()  # seconds in which somebody waited
+        self._starts = RecentSum()  # seats
+        self._entered: dict[int, RecentSum] = {}  # seats, by priority
+        self._last_speed: float | None = None  # tokens per second of a seat
+        self._proofs: dict[int, deque[tuple[float, float]]] = {}  # by priority: when, ratio
+        self._born_s: float | None = None  # when the first one entered
+
+    def enter(self, priority: int, num_seats: int, num_tokens: int) -> Ticket:
+        """A call that was let in, and waits."""
+        estimate = self.estimate(priority, num_tokens / max(num_seats, 1))
+        self._pass_time()
+        mean_s = None if estimate is None else estimate.wait_s + estimate.run_s
+        now = self._clock()
+        ticket = Ticket(priority, num_seats, num_tokens, now, mean_s)
+        self._waiting.setdefault(priority, {})[ticket] = None
+        self._entered.setdefault(priority, RecentSum()).add(now, num_seats)
+        self._born_s = now if self._born_s is None else self._born_s
+        return ticket
+
+    def produced(self, ticket: Ticket, num_tokens: int) -> None:
+        """It has got so many tokens; with the first, it has started."""
+        now = self._clock()
+        if not ticket.has_started or now - self._last_s > MAX_LAG_S:
+            self._pass_time()
+        if not ticket.has_started:
+            ticket.has_started = True
+            del self._waiting[ticket.priority][ticket]
+            self._started[ticket] = None
+            self._num_started += ticket.num_seats
+            self._starts.add(now, ticket.num_seats)
+        ticket.tokens_left = max(ticket.tokens_left - num_tokens, 0)
+        self._tokens.add(now, num_tokens)
+
+    def leave(self, ticket: Ticket, *, has_ended: bool) -> None:
+        """Args: has_ended: by itself or at its deadline, not by its client."""
+        self._pass_time()
+        now = self._clock()
+        if ticket.has_started:
+            del self._started[ticket]
+            self._num_started -= ticket.num_seats
+            if has_ended:
+                self._tokens.add(now, ticket.tokens_left)
+        else:
+            del self._waiting[ticket.priority][ticket]
+        if has_ended and ticket.estimate_s is not None:
+            ratio = (now - ticket.entered_s) / max(ticket.estimate_s, MIN_ESTIMATE_S)
+            proofs = self._proofs.setdefault(ticket.priority, deque(maxlen=MAX_PROOFS))
+            proofs.append((now, ratio))
+
+    def num_waiting(self, priority: int) -> int:
+        """Calls of this class that have got no token yet."""
+        return len(self._waiting.get(priority, ()))
+
+    def estimate(self, priority: int, num_tokens: float) -> Estimate | None:
+        """Of a request of this class that may produce `num_tokens`.
+
+        None: with nobody in the house or nothing measured, there is no reason to refuse anybody.
+        """
+        speed = self._speed()
+        if speed is None or not (self._started or any(self._waiting.values())):
+            return None
+        ahead = self._ahead(priority)
+        num_ahead = sum(t.num_seats for t in ahead)
+        start_rate = self._start_rate()
+        wait_s, is_seated = self._until_seated(ahead, num_ahead, speed), not num_ahead
+        is_seated = is_seated and not wait_s
+        if start_rate is not None:
+            wait_s = max(wait_s, (num_ahead + 1) / start_rate)
+            if not is_seated:
+                wait_s = self._overtaken(wait_s, priority, start_rate)
+        factor = MIN_FACTOR if is_seated else self._factor(priority)
+        return Estimate(wait_s, num_tokens / speed, factor)
+
+    def _ahead(self, priority: int) -> Sequence[Ticket]:
+        """Those that the scheduler starts before a request that arrives now."""
+        now = self._clock()
+        found: list[Ticket] = []
+        for theirs, tickets in self._waiting.items():
+            head_start_s = (theirs - priority) * AGING_S
+            for ticket in tickets:
+                if head_start_s > 0 and ticket.entered_s + head_start_s > now:
+                    break
+                found.append(ticket)
+        return found
+
+    def _until_seated(self, ahead: Sequence[Ticket], num_ahead: int, speed: float) -> float:
+        if self.num_seats is None or self._num_started + num_ahead < self.num_seats:
+            return 0.0
+        first_s = min((t.tokens_left / t.num_seats for t in self._started), default=0.0) / speed
+        num_over = self._num_started + num_ahead - self.num_seats  # of those ahead, also unseated
+        share = min(num_over / num_ahead, 1.0) if num_ahead else 0.0
+        return first_s + share * sum(t.tokens_left for t in ahead) / (self.num_seats * speed)
+
+    def _overtaken(self, wait_s: float, priority: int, start_rate: float) -> float:
+        """`wait_s`, and what better ones that are still to come take of it: T with
+
+        T = wait_s + sum over better classes of share * min(T, what ageing lets them past)
+        """
+        now = self._clock()
+        elapsed = min(max(now - (self._born_s or now), 1.0), RATE_WINDOW_S)
+        shares = [
+            ((priority - theirs) * AGING_S, entered.total(now) / elapsed / start_rate)
+            for theirs, entered in self._entered.items()
+            if theirs < priority
+        ]
+        left, free = wait_s, 1.0 - sum(share for _, share in shares)
+        for until_s, share in sorted(shares):
+            if free > 0 and left / free <= until_s:
+                break
+            left, free = left + share * until_s, free + share
+        return left / free if free > 0 else math.inf
+
+    def _speed(self) -> float | None:
+        """Allowed tokens per second of a taken seat; the last one known where nothing runs."""
+        self._pass_time()
+        now = self._clock()
+        tokens, seat_s = self._tokens.total(now), self._seat_s.total(now)
+        if tokens >= MIN_TOKENS and seat_s > 0:
+            self._last_speed = tokens / seat_s
+        return self._last_speed
+
+    def _start_rate(self) -> float | None:
+        """First tokens per second in which somebody waited."""
+        now = self._clock()
+        starts, waiting_s = self._starts.total(now), self._waiting_s.total(now)
+        return starts / waiting_s if starts >= MIN_STARTS and waiting_s > 0 else None
+
+    def _factor(self, priority: int) -> float:
+        since_s = self._clock() - RATE_WINDOW_S
+        proofs = self._proofs.get(priority, ())
+        ratios = sorted(ratio for at, ratio in proofs if at >= since_s)
+        if len(ratios) < MIN_PROOFS:
+            return UNPROVEN_FACTOR
+        ratio = ratios[math.ceil(SHARE_IN_TIME * len(ratios)) - 1]
+        return min(max(ratio, MIN_FACTOR), MAX_FACTOR)
+
+    def _pass_time(self) -> None:
+        now = self._clock()
+        passed_s, self._last_s = now - self._last_s, now
+        if passed_s > 0:
+            if self._num_started:
+                self._seat_s.add(now, self._num_started * passed_s)
+            if any(self._waiting.values()):
+                self._waiting_s.add(now, passed_s)
