@@ -70,7 +70,7 @@ class _Head:
 
     claim: Claim
     judged: PriorityClass  # by whose bounds it gets in, before its body has come
-    limits: TimeLimits  # that the headers ask for
+    limits: TimeLimits  # of the server and of the headers
 
 
 class GenerationEndpoint(ABC):
@@ -126,7 +126,7 @@ class GenerationEndpoint(ABC):
         is_short = length.isdecimal() and int(length) <= QUICK_BODY_BYTES
         judged = claim.best if is_short else claim.presumed
         limits = asked_limits(None, headers.get(TIMEOUT_HEADER))
-        return _Head(claim, judged, limits)
+        return _Head(claim, judged, limits.within(self._state.time_limits(None)))
 
     def _plan(self, served: ServedModel, body: bytes, head: _Head) -> _Plan:
         fields, unknown = parse(body, self.wire)

@@ -146,9 +146,11 @@ class ServerState:
             )
         return self._model
 
-    def time_limits(self, asked: PriorityClass) -> TimeLimits:
-        """Those of the server and of a class."""
+    def time_limits(self, asked: PriorityClass | None) -> TimeLimits:
+        """Those of the server and, where it is known, of the class."""
         limits = TimeLimits(self.limits.request_timeout_s, self.limits.queue_timeout_s)
+        if asked is None:
+            return limits
         return limits.within(TimeLimits(asked.timeout_s, asked.queue_timeout_s))
 
     def ailment(self) -> str | None:
