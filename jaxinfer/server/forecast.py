@@ -10,8 +10,9 @@ Waiting is the larger of two estimates, because either may be what a request wai
   on, also when a whole batch began at once and nothing ends for a while.
 - *starts*: those that wait ahead at the rate at which first tokens came while somebody waited.
   This covers what the seats do not show: long prompts, and a KV pool that is full before the seats.
-Ahead are all of the same or a better class, and what has aged past us; better ones that are still
-to come do so at their recent rate, for as long as ageing lets them past.
+Ahead are all of the same or a better class, and what has aged past us; worse ones give up their
+seats, as the scheduler has it. Better ones that are still to come do so at their recent rate, for
+as long as ageing lets them past.
 
 Running takes a request's tokens at the recent speed of a seat. Tokens that were allowed and not
 needed count as produced when their request ends, so it is a speed of *allowed* tokens: where
@@ -38,7 +39,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxinfer.scheduling.scheduler import AGING_S
@@ -156,42 +157,45 @@ class Forecast:
         speed = self._speed()
         if speed is None or not (self._started or any(self._waiting.values())):
             return None
-        ahead = self._ahead(priority)
+        ahead = [t for waiting in self._waiting.values() for t in self._before(priority, waiting)]
         num_ahead = sum(t.num_seats for t in ahead)
         start_rate = self._start_rate()
-        wait_s, is_seated = self._until_seated(ahead, num_ahead, speed), not num_ahead
-        is_seated = is_seated and not wait_s
-        if start_rate is not None:
-            wait_s = max(wait_s, (num_ahead + 1) / start_rate)
-            if not is_seated:
-                wait_s = self._overtaken(wait_s, priority, start_rate)
+        wait_s = self._until_seated(priority, ahead, num_ahead, speed)
+        is_seated = not (num_ahead or wait_s)
         factor = MIN_FACTOR if is_seated else self._factor(priority)
-        return Estimate(wait_s, num_tokens / speed, factor)
+        run_s = num_tokens / speed
+        if start_rate is None:
+            return Estimate(wait_s, run_s, factor)
+        wait_s = max(wait_s, (num_ahead + 1) / start_rate)
+        end_s = self._overtaken(wait_s + run_s, priority, start_rate)
+        if not is_seated:
+            wait_s = self._overtaken(wait_s, priority, start_rate)
+        return Estimate(wait_s, end_s - wait_s, factor)
 
-    def _ahead(self, priority: int) -> Sequence[Ticket]:
-        """Those that the scheduler starts before a request that arrives now."""
+    def _before(self, priority: int, tickets: Iterable[Ticket]) -> Iterator[Ticket]:
+        """Those that do not give way to a request that arrives now."""
         now = self._clock()
-        found: list[Ticket] = []
-        for theirs, tickets in self._waiting.items():
-            head_start_s = (theirs - priority) * AGING_S
-            for ticket in tickets:
-                if head_start_s > 0 and ticket.entered_s + head_start_s > now:
-                    break
-                found.append(ticket)
-        return found
+        for ticket in tickets:
+            head_start_s = (ticket.priority - priority) * AGING_S
+            if head_start_s <= 0 or ticket.entered_s + head_start_s <= now:
+                yield ticket
 
-    def _until_seated(self, ahead: Sequence[Ticket], num_ahead: int, speed: float) -> float:
-        if self.num_seats is None or self._num_started + num_ahead < self.num_seats:
+    def _until_seated(
+        self, priority: int, ahead: Sequence[Ticket], num_ahead: int, speed: float
+    ) -> float:
+        seated = list(self._before(priority, self._started))
+        num_taken = sum(t.num_seats for t in seated)
+        if self.num_seats is None or num_taken + num_ahead < self.num_seats:
             return 0.0
-        first_s = min((t.tokens_left / t.num_seats for t in self._started), default=0.0) / speed
-        num_over = self._num_started + num_ahead - self.num_seats  # of those ahead, also unseated
+        first_s = min((t.tokens_left / t.num_seats for t in seated), default=0.0) / speed
+        num_over = num_taken + num_ahead - self.num_seats  # of those ahead, also unseated
         share = min(num_over / num_ahead, 1.0) if num_ahead else 0.0
         return first_s + share * sum(t.tokens_left for t in ahead) / (self.num_seats * speed)
 
-    def _overtaken(self, wait_s: float, priority: int, start_rate: float) -> float:
-        """`wait_s`, and what better ones that are still to come take of it: T with
+    def _overtaken(self, seconds: float, priority: int, start_rate: float) -> float:
+        """`seconds` of service, and what better ones that are still to come take of it: T with
 
-        T = wait_s + sum over better classes of share * min(T, what ageing lets them past)
+        T = seconds + sum over better classes of share * min(T, what ageing lets them past)
         """
         now = self._clock()
         elapsed = min(max(now - (self._born_s or now), 1.0), RATE_WINDOW_S)
@@ -200,12 +204,12 @@ class Forecast:
             for theirs, entered in self._entered.items()
             if theirs < priority
         ]
-        left, free = wait_s, 1.0 - sum(share for _, share in shares)
+        left, free = seconds, 1.0 - sum(share for _, share in shares)
         for until_s, share in sorted(shares):
             if free > 0 and left / free <= until_s:
                 break
             left, free = left + share * until_s, free + share
-        return left / free if free > 0 else math.inf
+        return left / free
 
     def _speed(self) -> float | None:
         """Allowed tokens per second of a taken seat; the last one known where nothing runs."""

@@ -1,7 +1,8 @@
 """A little server with seats, in simulated time: who gets through the admission, and who in time.
 
 Every step gives each running request one token. Its length grows with the running ones and with
-those that begin in it, as on a real device. Requests start in the scheduler's order.
+those that begin in it, as on a real device. Requests start in the scheduler's order, and take seats
+from those of lower classes, which go on later with what they have.
 """
 
 from __future__ import annotations
@@ -74,16 +75,32 @@ class Model:
                 place += 1
             self.clock.now = now
             self._expire(start_s, waiting, running)
-            waiting.sort(key=self._rank)
-            new = waiting[: self.num_seats - len(running)]
-            del waiting[: len(new)]
-            running += new
+            num_new = self._seat(waiting, running)
             if running:
-                self._step(start_s, running, len(new))
+                self._step(start_s, running, num_new)
+
+    def _seat(self, waiting: list[Visitor], running: list[Visitor]) -> int:
+        """Returns: how many begin."""
+        waiting.sort(key=self._rank)
+        num_new = 0
+        while waiting:
+            first = waiting[0]
+            if len(running) == self.num_seats:
+                worst = max(running, key=self._rank)
+                is_lower = self._priority(worst) > self._priority(first)
+                if not is_lower or self._rank(worst) <= self._rank(first):
+                    break
+                running.remove(worst)
+                waiting.append(worst)
+            running.append(waiting.pop(0))
+            num_new += 1
+        return num_new
 
     def _rank(self, visitor: Visitor) -> float:
-        priority = self.classes.find(visitor.name, "class").priority
-        return visitor.arrival_s + priority * AGING_S
+        return visitor.arrival_s + self._priority(visitor) * AGING_S
+
+    def _priority(self, visitor: Visitor) -> int:
+        return self.classes.find(visitor.name, "class").priority
 
     def _enter(self, visitor: Visitor) -> bool:
         asked = self.classes.find(visitor.name, "class")

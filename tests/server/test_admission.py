@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from jaxinfer.errors import InvalidRequest, Overloaded
-from jaxinfer.server.admission import Admission
+from jaxinfer.server.admission import Admission, Permit
+from jaxinfer.server.priority_class import PriorityClass
 from jaxinfer.server.priority_classes import PriorityClasses
 from jaxinfer.server.service_rate import MAX_RETRY_S, MIN_RETRY_S
+from jaxinfer.server.time_limits import TimeLimits
 from tests.fakes import FakeClock
 
 NORMAL = PriorityClasses().default
@@ -112,3 +114,156 @@ def test_the_time_to_come_back_stays_within_a_second_and_a_minute(waited_s: floa
 
 def test_before_anything_ran_the_shortest_time_is_told():
     assert Admission(1, clock=FakeClock()).rate.retry_after_s(1, 0, 0) == MIN_RETRY_S
+
+
+INTERACTIVE, _, BATCH = PriorityClasses().classes
+
+
+def fill(admission: Admission, asked: PriorityClass) -> int:
+    """Takes seats until there are none; returns how many."""
+    for number in range(1000):
+        try:
+            admission.acquire(asked)
+        except Overloaded:
+            return number
+    raise AssertionError("no bound")
+
+
+def test_the_last_seats_are_for_better_classes():
+    admission = Admission(16, clock=FakeClock())
+    assert fill(admission, BATCH) == 12
+    assert fill(admission, NORMAL) == 2
+    assert fill(admission, INTERACTIVE) == 2
+    assert admission.num_open == 16
+    assert [admission.num_open_of(c.name) for c in (INTERACTIVE, NORMAL, BATCH)] == [2, 2, 12]
+
+
+def test_at_most_half_of_the_seats_are_kept_however_many_classes_there_are():
+    classes = PriorityClasses(tuple(PriorityClass(f"c{i}", i) for i in range(16)), "c0")
+    admission = Admission(30, classes=classes, clock=FakeClock())
+    assert fill(admission, classes.classes[-1]) == 15
+
+
+def test_a_class_has_a_cap_of_its_own():
+    capped = PriorityClass("normal", 0, max_requests=2)
+    classes = PriorityClasses((INTERACTIVE, capped, BATCH))
+    admission = Admission(16, classes=classes, clock=FakeClock())
+    assert fill(admission, capped) == 2
+    with pytest.raises(Overloaded, match="2 requests of class 'normal'"):
+        admission.acquire(capped)
+    assert fill(admission, BATCH) == 10
+    with pytest.raises(InvalidRequest, match="at most 2"):
+        admission.acquire(INTERACTIVE).settle(capped, 3, param="n")
+
+
+def test_a_request_whose_class_is_not_known_yet_is_judged_by_the_best_it_may_be():
+    admission = Admission(16, clock=FakeClock())
+    fill(admission, NORMAL)
+    with pytest.raises(Overloaded):
+        admission.acquire(NORMAL)
+    undecided = admission.acquire(NORMAL, best=INTERACTIVE)
+    with pytest.raises(Overloaded):
+        undecided.settle(NORMAL, 1, param="n")
+    undecided.settle(INTERACTIVE, 1, param="n")
+    assert admission.num_open_of("interactive") == 1
+    undecided.release()
+    assert admission.num_open_of("interactive") == 0
+
+
+def settled(admission: Admission, num_tokens: int, num_prompt_tokens: int = 10) -> Permit:
+    permit = admission.acquire()
+    permit.settle(NORMAL, 1, param="n", num_tokens=num_tokens)
+    permit.charge(num_prompt_tokens)
+    return permit
+
+
+def test_open_tokens_are_bounded_and_fall_as_tokens_come():
+    admission = Admission(99, max_tokens=800, clock=FakeClock())  # 700 for the class normal
+    first = settled(admission, 300, 100)
+    assert admission.open_tokens_of("normal") == 400
+    with pytest.raises(Overloaded, match="400 tokens are open and this call may take 301"):
+        settled(admission, 300, 1)
+    first.produced(100)
+    second = settled(admission, 300, 1)
+    assert admission.open_tokens_of("normal") == 601
+    first.release()
+    second.release()
+    assert admission.open_tokens_of("normal") == 0
+
+
+def test_a_call_larger_than_the_bound_of_tokens_gets_in_alone():
+    admission = Admission(99, max_tokens=100, clock=FakeClock())
+    large = settled(admission, 1000)
+    with pytest.raises(Overloaded):
+        settled(admission, 1, 1)
+    large.release()
+    settled(admission, 1, 1)
+
+
+def test_the_time_to_come_back_for_tokens_follows_the_rate_at_which_they_end():
+    clock = FakeClock(100.0)
+    admission = Admission(99, max_tokens=800, clock=clock)
+    first = settled(admission, 700, 0)
+    clock.now += 10.0
+    first.produced(100)
+    with pytest.raises(Overloaded) as caught:  # 600 open + 300 - 700 allowed, 10 a second
+        settled(admission, 200, 100)
+    assert caught.value.retry_after_s == pytest.approx(20.0)
+
+
+def busy(clock: FakeClock) -> Admission:
+    """One seat, taken for 10 s more at 10 tokens a second."""
+    admission = Admission(99, num_seats=1, clock=clock)
+    running = settled(admission, 200)
+    for _ in range(100):
+        clock.now += 0.1
+        running.produced(1)
+    return admission
+
+
+def test_a_call_that_could_not_end_in_time_is_refused_at_once():
+    admission = busy(FakeClock(100.0))
+    permit = admission.acquire()
+    with pytest.raises(Overloaded, match="finished in about 1.* has 12.0 s") as caught:
+        permit.settle(NORMAL, 1, param="n", num_tokens=10, limits=TimeLimits(12.0))
+    assert caught.value.code == "deadline"
+    assert 1 <= caught.value.retry_after_s <= 60
+    permit.settle(NORMAL, 1, param="n", num_tokens=10, limits=TimeLimits(14.5))
+
+
+def test_a_call_that_could_not_begin_in_time_is_refused_before_its_body_is_read():
+    admission = busy(FakeClock(100.0))
+    for limits in (TimeLimits(None, 9.0), TimeLimits(9.0)):
+        with pytest.raises(Overloaded) as caught:
+            admission.acquire(limits=limits)
+        assert caught.value.code == "deadline"
+    assert admission.num_open == 1
+    admission.acquire(limits=TimeLimits(None, 13.0))
+
+
+def test_without_a_time_limit_nobody_is_refused_for_time():
+    admission = busy(FakeClock(100.0))
+    admission.acquire().settle(NORMAL, 1, param="n", num_tokens=10**6)
+
+
+def test_what_was_refused_does_not_count_as_served():
+    clock = FakeClock(100.0)
+    admission = Admission(1, clock=clock)
+    for _ in range(50):
+        with pytest.raises(InvalidRequest), admission.acquire():
+            raise InvalidRequest("no")
+    clock.now += 10.0
+    assert admission.rate.retry_after_s(1, 0, 0) == pytest.approx(10.0)
+
+
+def test_a_better_class_does_not_queue_behind_the_refused_of_a_worse_one():
+    clock = FakeClock(100.0)
+    admission = Admission(1, clock=clock)
+    admission.acquire(BATCH).release()
+    admission.acquire(BATCH)
+    clock.now += 2.0
+    for _ in range(5):
+        with pytest.raises(Overloaded):
+            admission.acquire(BATCH)
+    assert admission.rate.retry_after_s(1, 0, BATCH.priority) == pytest.approx(12.0)
+    assert admission.rate.retry_after_s(1, 0, INTERACTIVE.priority) == pytest.approx(2.0)
