@@ -2,7 +2,7 @@
 
 Pure: the clock is an argument; everything here happens on one event loop. No engine: what is known
 is who is in the house, in which class, with how many tokens still to produce, and what happened in
-the last 30 s.
+the last 10 s, to ended requests in the last 30 s.
 
 Waiting is the larger of two estimates, because either may be what a request waits for:
 - *seats*: the first of the running ones to end, then the tokens of those that wait ahead at the
@@ -27,8 +27,8 @@ What keeps it from being pessimistic for ever, when it refuses those from whom i
 - With nobody in the house everybody is let in, whatever was measured.
 - At a free seat the factor is 1.1: a time limit near the service time leaves no room for a queue,
   but the seats stay busy.
-- Whoever is in the house renews the speed with every token. The factor and the rates are of the
-  last 30 s; what is older is forgotten.
+- Whoever is in the house renews the speed with every token. What is older than the 10 and 30 s is
+  forgotten.
 
 What it does not do: be fair among lengths. Under overload the queue is as long as the short
 requests' time allows, so long ones with the same limit find no room; give them a class with a
@@ -45,12 +45,13 @@ from dataclasses import dataclass
 from jaxinfer.scheduling.scheduler import AGING_S
 from jaxinfer.server.service_rate import RATE_WINDOW_S, RecentSum
 
+SPEED_WINDOW_S = 10.0  # of tokens and starts; ends are fewer, and looked at for RATE_WINDOW_S
 SHARE_IN_TIME = 0.995
 MIN_FACTOR, MAX_FACTOR = 1.1, 3.0
 UNPROVEN_FACTOR = 1.25
 MIN_PROOFS, MAX_PROOFS = 20, 512  # ended requests with an estimate
 MIN_TOKENS, MIN_STARTS = 8, 4  # below that nothing was measured
-MAX_LAG_S = 0.25  # that time is counted behind, where only tokens come
+MAX_LAG_S = 0.25  # of what is not worth being brought up to date at every token and arrival
 MIN_ESTIMATE_S = 0.05  # a shorter one proves nothing by its ratio
 
 
@@ -92,15 +93,16 @@ class Forecast:
         self._clock = clock
         self._waiting: dict[int, dict[Ticket, None]] = {}  # by priority, oldest first
         self._started: dict[Ticket, None] = {}
-        self._num_started = 0  # seats
+        self._num_started: dict[int, int] = {}  # seats, by priority
         self._last_s = clock()
-        self._seat_s = RecentSum()  # seats that were taken x seconds
-        self._tokens = RecentSum()
-        self._waiting_s = RecentSum()  # seconds in which somebody waited
-        self._starts = RecentSum()  # seats
+        self._seat_s: dict[int, RecentSum] = {}  # seats that were taken x seconds, by priority
+        self._tokens = RecentSum(SPEED_WINDOW_S)
+        self._waiting_s = RecentSum(SPEED_WINDOW_S)  # seconds in which somebody waited
+        self._starts = RecentSum(SPEED_WINDOW_S)  # seats
         self._entered: dict[int, RecentSum] = {}  # seats, by priority
         self._last_speed: float | None = None  # tokens per second of a seat
         self._proofs: dict[int, deque[tuple[float, float]]] = {}  # by priority: when, ratio
+        self._factors: dict[int, tuple[float, float]] = {}  # by priority: when, factor
         self._born_s: float | None = None  # when the first one entered
 
     def enter(self, priority: int, num_seats: int, num_tokens: int) -> Ticket:
@@ -111,7 +113,7 @@ class Forecast:
         now = self._clock()
         ticket = Ticket(priority, num_seats, num_tokens, now, mean_s)
         self._waiting.setdefault(priority, {})[ticket] = None
-        self._entered.setdefault(priority, RecentSum()).add(now, num_seats)
+        self._entered.setdefault(priority, RecentSum(SPEED_WINDOW_S)).add(now, num_seats)
         self._born_s = now if self._born_s is None else self._born_s
         return ticket
 
@@ -124,7 +126,7 @@ class Forecast:
             ticket.has_started = True
             del self._waiting[ticket.priority][ticket]
             self._started[ticket] = None
-            self._num_started += ticket.num_seats
+            self._count_seats(ticket, 1)
             self._starts.add(now, ticket.num_seats)
         ticket.tokens_left = max(ticket.tokens_left - num_tokens, 0)
         self._tokens.add(now, num_tokens)
@@ -135,7 +137,7 @@ class Forecast:
         now = self._clock()
         if ticket.has_started:
             del self._started[ticket]
-            self._num_started -= ticket.num_seats
+            self._count_seats(ticket, -1)
             if has_ended:
                 self._tokens.add(now, ticket.tokens_left)
         else:
@@ -167,10 +169,12 @@ class Forecast:
         if start_rate is None:
             return Estimate(wait_s, run_s, factor)
         wait_s = max(wait_s, (num_ahead + 1) / start_rate)
-        end_s = self._overtaken(wait_s + run_s, priority, start_rate)
+        shares = self._shares(priority, start_rate)
+        end_s = wait_s + run_s
+        end_s = min(end_s * self._crowding(priority, num_ahead, shares), _overtaken(end_s, shares))
         if not is_seated:
-            wait_s = self._overtaken(wait_s, priority, start_rate)
-        return Estimate(wait_s, end_s - wait_s, factor)
+            wait_s = _overtaken(wait_s, shares)
+        return Estimate(wait_s, max(end_s - wait_s, run_s), factor)
 
     def _before(self, priority: int, tickets: Iterable[Ticket]) -> Iterator[Ticket]:
         """Those that do not give way to a request that arrives now."""
@@ -192,30 +196,37 @@ class Forecast:
         share = min(num_over / num_ahead, 1.0) if num_ahead else 0.0
         return first_s + share * sum(t.tokens_left for t in ahead) / (self.num_seats * speed)
 
-    def _overtaken(self, seconds: float, priority: int, start_rate: float) -> float:
-        """`seconds` of service, and what better ones that are still to come take of it: T with
+    def _shares(self, priority: int, start_rate: float) -> list[tuple[float, float]]:
+        """Of each better class: for how long it gets past us, and its share of the server.
 
-        T = seconds + sum over better classes of share * min(T, what ageing lets them past)
+        The larger one of its share of the seats and of the starts, whichever is what is short.
         """
         now = self._clock()
-        elapsed = min(max(now - (self._born_s or now), 1.0), RATE_WINDOW_S)
-        shares = [
-            ((priority - theirs) * AGING_S, entered.total(now) / elapsed / start_rate)
-            for theirs, entered in self._entered.items()
-            if theirs < priority
-        ]
-        left, free = seconds, 1.0 - sum(share for _, share in shares)
-        for until_s, share in sorted(shares):
-            if free > 0 and left / free <= until_s:
-                break
-            left, free = left + share * until_s, free + share
-        return left / free
+        elapsed = min(max(now - (self._born_s or now), 1.0), SPEED_WINDOW_S)
+        shares: list[tuple[float, float]] = []
+        for theirs, entered in self._entered.items():
+            if theirs < priority:
+                share = entered.total(now) / elapsed / start_rate
+                if self.num_seats is not None and theirs in self._seat_s:
+                    seat_s = self._seat_s[theirs].total(now)
+                    share = max(share, seat_s / elapsed / self.num_seats)
+                shares.append(((priority - theirs) * AGING_S, share))
+        return sorted(shares)
+
+    def _crowding(
+        self, priority: int, num_ahead: int, shares: Sequence[tuple[float, float]]
+    ) -> float:
+        """How many of its class are there for each seat that better ones leave it; at least 1."""
+        number = self._num_started.get(priority, 0) + num_ahead + 1
+        left = (self.num_seats or math.inf) * (1.0 - sum(share for _, share in shares))
+        return max(number / left, 1.0) if left > 0 else math.inf
 
     def _speed(self) -> float | None:
         """Allowed tokens per second of a taken seat; the last one known where nothing runs."""
         self._pass_time()
         now = self._clock()
-        tokens, seat_s = self._tokens.total(now), self._seat_s.total(now)
+        tokens = self._tokens.total(now)
+        seat_s = sum(s.total(now) for s in self._seat_s.values())
         if tokens >= MIN_TOKENS and seat_s > 0:
             self._last_speed = tokens / seat_s
         return self._last_speed
@@ -227,6 +238,14 @@ class Forecast:
         return starts / waiting_s if starts >= MIN_STARTS and waiting_s > 0 else None
 
     def _factor(self, priority: int) -> float:
+        now = self._clock()
+        made_s, factor = self._factors.get(priority, (-math.inf, 0.0))
+        if now - made_s > MAX_LAG_S:  # sorting is the dearest part of an estimate
+            factor = self._proven_factor(priority)
+            self._factors[priority] = now, factor
+        return factor
+
+    def _proven_factor(self, priority: int) -> float:
         since_s = self._clock() - RATE_WINDOW_S
         proofs = self._proofs.get(priority, ())
         ratios = sorted(ratio for at, ratio in proofs if at >= since_s)
@@ -235,11 +254,29 @@ class Forecast:
         ratio = ratios[math.ceil(SHARE_IN_TIME * len(ratios)) - 1]
         return min(max(ratio, MIN_FACTOR), MAX_FACTOR)
 
+    def _count_seats(self, ticket: Ticket, sign: int) -> None:
+        number = self._num_started.get(ticket.priority, 0)
+        self._num_started[ticket.priority] = number + sign * ticket.num_seats
+
     def _pass_time(self) -> None:
         now = self._clock()
         passed_s, self._last_s = now - self._last_s, now
         if passed_s > 0:
-            if self._num_started:
-                self._seat_s.add(now, self._num_started * passed_s)
+            for priority, number in self._num_started.items():
+                seat_s = self._seat_s.setdefault(priority, RecentSum(SPEED_WINDOW_S))
+                seat_s.add(now, number * passed_s)
             if any(self._waiting.values()):
                 self._waiting_s.add(now, passed_s)
+
+
+def _overtaken(seconds: float, shares: Sequence[tuple[float, float]]) -> float:
+    """`seconds` of service, and what better ones that are still to come take of it: T with
+
+    T = seconds + sum over better classes of share * min(T, for how long they get past)
+    """
+    left, free = seconds, 1.0 - sum(share for _, share in shares)
+    for until_s, share in shares:
+        if free > 0 and left / free <= until_s:
+            break
+        left, free = left + share * until_s, free + share
+    return left / free

@@ -14,22 +14,27 @@ _SLOTS_PER_S = 4
 
 
 class RecentSum:
-    """The sum of what was added in the last RATE_WINDOW_S, to a quarter of a second."""
+    """The sum of what was added in the last `window_s` seconds, to a quarter of a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
+        self._window_s = window_s
         self._slots: deque[tuple[int, float]] = deque()  # number of the slot, its sum
+        self._total = 0.0
 
     def add(self, now_s: float, value: float) -> None:
+        self._total += value
         number = int(now_s * _SLOTS_PER_S)
         if self._slots and self._slots[-1][0] == number:
             value += self._slots.pop()[1]
         self._slots.append((number, value))
 
     def total(self, now_s: float) -> float:
-        oldest = int((now_s - RATE_WINDOW_S) * _SLOTS_PER_S)
+        oldest = int((now_s - self._window_s) * _SLOTS_PER_S)
         while self._slots and self._slots[0][0] < oldest:
-            self._slots.popleft()
-        return sum(value for _, value in self._slots)
+            self._total -= self._slots.popleft()[1]
+        if not self._slots:
+            self._total = 0.0  # what rounding has left
+        return self._total
 
 
 class ServiceRate:

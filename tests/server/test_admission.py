@@ -224,7 +224,7 @@ def busy(clock: FakeClock) -> Admission:
 def test_a_call_that_could_not_end_in_time_is_refused_at_once():
     admission = busy(FakeClock(100.0))
     permit = admission.acquire()
-    with pytest.raises(Overloaded, match="finished in about 1.* has 12.0 s") as caught:
+    with pytest.raises(Overloaded, match=r"finished in about 1.* has 12\.0 s") as caught:
         permit.settle(NORMAL, 1, param="n", num_tokens=10, limits=TimeLimits(12.0))
     assert caught.value.code == "deadline"
     assert 1 <= caught.value.retry_after_s <= 60

@@ -92,10 +92,10 @@ def test_a_better_class_does_not_wait_for_a_worse_one():
 def test_it_does_wait_for_what_has_aged_past_it():
     scene = Scene()
     scene.forecast.enter(NORMAL, 1, 40)
-    scene.busy(num_tokens=601)
-    scene.clock.now += AGING_S - 5.0 - 0.5
+    pair = scene.busy(num_tokens=601)
+    scene.run(AGING_S - 5.0 - 0.5, *pair, tokens=100)
     assert scene.wait_s(BEST) == 0.0
-    scene.clock.now += 1.0
+    scene.run(1.0, *pair, tokens=4)
     assert scene.wait_s(BEST) > 5.0
 
 
@@ -164,6 +164,7 @@ def test_what_takes_longer_than_its_estimate_makes_later_ones_longer():
         scene.clock.now = max(ticket.entered_s + 1.5 * ticket.estimate_s, scene.clock.now)
         scene.forecast.produced(first, 1)
         scene.forecast.leave(ticket, has_ended=True)
+    scene.clock.now += 1.0
     after = scene.forecast.estimate(NORMAL, 10)
     assert after is not None
     assert after.factor == pytest.approx(1.5, rel=0.01)
@@ -180,6 +181,7 @@ def test_a_factor_is_bounded_and_forgotten_after_half_a_minute():
     scene.clock.now += 4000.0
     for ticket in waiting:
         scene.forecast.leave(ticket, has_ended=True)
+    scene.clock.now += 1.0
     assert scene.forecast.estimate(WORST, 10).factor == MAX_FACTOR  # type: ignore[union-attr]
     scene.run(31.0, *pair, tokens=310)
     assert scene.forecast.estimate(WORST, 10).factor == UNPROVEN_FACTOR  # type: ignore[union-attr]
@@ -198,7 +200,7 @@ def test_a_stall_is_forgotten_when_tokens_flow_again():
     scene.clock.now += 20.0
     scene.run(1.0, *pair, tokens=10)
     slow = scene.forecast.estimate(NORMAL, 100)
-    scene.run(31.0, *pair, tokens=310)
+    scene.run(11.0, *pair, tokens=110)
     fast = scene.forecast.estimate(NORMAL, 100)
     assert slow is not None
     assert fast is not None
