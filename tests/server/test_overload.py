@@ -126,7 +126,7 @@ def test_a_request_that_can_never_be_in_time_is_refused_when_others_are_there():
     assert all(v.permit is not None and not v.is_late for v in others)
 
 
-def test_after_a_stall_everybody_is_served_again_within_a_quarter_of_a_minute():
+def test_after_a_stall_nearly_all_are_served_at_once_and_everybody_after_half_a_minute():
     model = Model()
     model.run(crowd(0.5 * CAPACITY, 10.0, 3, timeout_s=TIMEOUT_S))
     stalled = crowd(0.5 * CAPACITY, 40.0, 4, timeout_s=TIMEOUT_S)
@@ -135,5 +135,7 @@ def test_after_a_stall_everybody_is_served_again_within_a_quarter_of_a_minute():
     model.fixed_s = usual_s
     later = crowd(0.5 * CAPACITY, 60.0, 5, timeout_s=TIMEOUT_S)
     model.run(later)
-    assert any(v.permit is None for v in later)
-    assert all(v.permit is not None and not v.is_late for v in later if v.arrival_s > 15.0)
+    refused = [v.arrival_s for v in later if v.permit is None]
+    assert len(refused) < 0.05 * len(later)
+    assert max(refused, default=0.0) < 30.0
+    assert not any(v.is_late for v in later)
