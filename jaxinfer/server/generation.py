@@ -21,19 +21,20 @@ from jaxinfer.errors import (
     EngineFailure,
     InvalidRequest,
     JaxInferError,
+    Overloaded,
 )
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.server.admission import Permit
 from jaxinfer.server.body import read_body
+from jaxinfer.server.call_head import CallHead
 from jaxinfer.server.priority_class import PriorityClass
-from jaxinfer.server.priority_classes import PRIORITY_HEADER, Claim
 from jaxinfer.server.prompts import check_length, check_token_ids, encode_chat
 from jaxinfer.server.protocol import ChatRequest, CompletionRequest, parse
 from jaxinfer.server.replies import body_of, encode, json_reply
 from jaxinfer.server.sampling import chat_sampling, completion_sampling
 from jaxinfer.server.sse import ClientGone, Departure, EventSender
-from jaxinfer.server.state import QUICK_BODY_BYTES, ServedModel, ServerState
-from jaxinfer.server.time_limits import TIMEOUT_HEADER, TimeLimits, asked_limits
+from jaxinfer.server.state import ServedModel, ServerState
+from jaxinfer.server.time_limits import TimeLimits
 from jaxinfer.server.writers import ChatWriter, CompletionWriter, Shape, Writer
 
 if TYPE_CHECKING:
@@ -64,15 +65,6 @@ class _Plan:
         return getattr(self.fields, "max_completion_tokens", None) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """What the headers of a call say."""
-
-    claim: Claim
-    judged: PriorityClass  # by whose bounds it gets in, before its body has come
-    limits: TimeLimits  # of the server and of the headers
-
-
 class GenerationEndpoint(ABC):
     """An ASGI endpoint.
 
@@ -89,7 +81,7 @@ class GenerationEndpoint(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         clock = self._state.served().engine.clock
         arrival_s = clock()
-        head = self._head(Headers(scope=scope))
+        head = CallHead.read(Headers(scope=scope), self._state)
         admission = self._state.admission
         with admission.acquire(head.claim.presumed, best=head.judged, limits=head.limits) as permit:
             body = await read_body(scope, receive, self._state.limits)
@@ -114,30 +106,15 @@ class GenerationEndpoint(ABC):
                     permit.release("left")
                     log.info("499 %s: %s", scope["path"], gone)
 
-    def _head(self, headers: Headers) -> _Head:
-        """Raises: InvalidRequest, Forbidden for a class or a time that cannot be."""
-        claim = Claim.read(
-            self._state.admission.classes,
-            priority=headers.get(PRIORITY_HEADER),
-            authorization=headers.get("authorization", ""),
-        )
-        # A short body is worth reading to see whether it asks for a class that has room.
-        length = headers.get("content-length", "")
-        is_short = length.isdecimal() and int(length) <= QUICK_BODY_BYTES
-        judged = claim.best if is_short else claim.presumed
-        limits = asked_limits(None, headers.get(TIMEOUT_HEADER))
-        return _Head(claim, judged, limits.within(self._state.time_limits(None)))
-
-    def _plan(self, served: ServedModel, body: bytes, head: _Head) -> _Plan:
+    def _plan(self, served: ServedModel, body: bytes, head: CallHead) -> _Plan:
         fields, unknown = parse(body, self.wire)
         priority_class = head.claim.settled(fields.priority)
-        limits = asked_limits(fields.timeout, None).within(head.limits)
         return _Plan(
             fields=fields,
             model=served.check_name(fields.model),
             sampling=self._sampling(served, fields),
             priority_class=priority_class,
-            time_limits=limits.within(self._state.time_limits(priority_class)),
+            time_limits=head.limits_of(priority_class, fields.timeout, self._state),
             num_prompts=self._num_prompts(fields),
             unknown=unknown,
         )
@@ -340,6 +317,9 @@ def failure_of(output: RequestOutput) -> JaxInferError | None:
     reason = output.finish_reason
     if reason in (None, FinishReason.STOP, FinishReason.LENGTH):
         return None
+    if isinstance(output.error, Overloaded):  # it waited for its turn as long as it may
+        seconds = output.error.retry_after_s
+        return Overloaded(output.error.message, retry_after_s=seconds, code="queue_timeout")
     if output.error is not None:
         return output.error
     if reason is FinishReason.TIMEOUT:

@@ -82,5 +82,5 @@ def test_a_mistake_is_told_with_file_and_class_but_no_key(tmp_path: Path, text: 
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match="nowhere.yaml"):
+    with pytest.raises(ConfigError, match="nowhere"):
         read_classes(tmp_path / "nowhere.yaml", "normal")
