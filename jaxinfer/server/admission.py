@@ -27,8 +27,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Literal
 
-from jaxinfer.errors import InvalidRequest, Overloaded
-from jaxinfer.server.forecast import Forecast, Ticket
+from jaxinfer.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from jaxinfer.server.forecast import Estimate, Forecast, Leaving, Ticket
 from jaxinfer.server.priority_class import PriorityClass
 from jaxinfer.server.priority_classes import PriorityClasses
 from jaxinfer.server.service_rate import ServiceRate
@@ -137,16 +137,19 @@ class Admission:
                 tokens=num_open + num_tokens - bound,
             )
 
-    def check_time(self, asked: PriorityClass, num_tokens: float, left: TimeLimits) -> None:
+    def check_time(
+        self, asked: PriorityClass, num_tokens: float, left: TimeLimits
+    ) -> Estimate | None:
         """Whether a choice of `num_tokens` could be done in the time that is left.
 
+        Returns: by what that was judged.
         Raises: Overloaded with code "deadline".
         """
         if left == NO_LIMITS:
-            return
+            return None
         estimate = self.forecast.estimate(asked.priority, num_tokens)
         if estimate is None:
-            return
+            return None
         for what, seconds, limit in (
             ("finished", estimate.end_s, left.timeout_s),
             ("begun", estimate.wait_s * estimate.factor, left.queue_timeout_s),
@@ -160,6 +163,7 @@ class Admission:
                     code="deadline",
                     at_least_s=seconds - limit,
                 )
+        return estimate
 
     def change(self, asked: PriorityClass, count: int, num_tokens: int) -> None:
         """For Permit: takes or, below 0, gives back."""
@@ -233,11 +237,11 @@ class Permit:
                 param=param,
             )
         admission.check_room(asked, count, {self.priority_class.name: self._count})
-        admission.check_time(asked, num_tokens, limits)
+        estimate = admission.check_time(asked, num_tokens, limits)
         admission.change(self.priority_class, -self._count, 0)
         self.priority_class, self._count = asked, 0
         self.take(count)
-        self._ticket = admission.forecast.enter(asked.priority, count, count * num_tokens)
+        self._ticket = admission.forecast.enter(asked.priority, count, count * num_tokens, estimate)
 
     def charge(self, num_prompt_tokens: int) -> None:
         """The prompts' tokens, all together, once they are known; after `settle`.
@@ -257,10 +261,18 @@ class Permit:
         self._admission.rate.on_tokens(num_tokens)
         self._give_back_tokens(num_tokens)
 
-    def release(self, how: Literal["ended", "left", "refused"] = "ended") -> None:
-        """Args: how: "ended" by itself or at its deadline; "left" by its client, so that it says
-        nothing about how long requests take; "refused", so that it says nothing at all.
-        """
+    def fail(self, error: BaseException | None) -> None:
+        """Releases after what ended the call; None: it ended by itself."""
+        if error is None:
+            self.release("ended")
+        elif isinstance(error, DeadlineExceeded):
+            self.release("late")
+        else:
+            is_refused = isinstance(error, InvalidRequest | Overloaded)
+            self.release("refused" if is_refused else "left")
+
+    def release(self, how: Leaving | Literal["refused"] = "ended") -> None:
+        """Args: how: "refused" says nothing about the server, "left" not how long requests take."""
         admission, count = self._admission, self._count
         self._count = 0
         if not count:
@@ -271,7 +283,7 @@ class Permit:
         self._give_back_tokens(self._num_tokens)
         admission.change(self.priority_class, -count, 0)
         if self._ticket is not None:
-            admission.forecast.leave(self._ticket, has_ended=how == "ended")
+            admission.forecast.leave(self._ticket, "left" if how == "refused" else how)
 
     def _give_back_tokens(self, num_tokens: int) -> None:
         num_tokens = min(num_tokens, self._num_tokens)
@@ -287,7 +299,7 @@ class Permit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.release("refused" if isinstance(error, InvalidRequest | Overloaded) else "ended")
+        self.fail(error)
 
 
 def _shown(seconds: float) -> str:

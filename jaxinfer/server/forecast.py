@@ -41,6 +41,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxinfer.scheduling.scheduler import AGING_S
 from jaxinfer.server.service_rate import RATE_WINDOW_S, RecentSum
@@ -55,6 +56,9 @@ MAX_LAG_S = 0.25  # of what is not worth being brought up to date at every token
 MIN_ESTIMATE_S = 0.05  # a shorter one proves nothing by its ratio
 
 
+Leaving = Literal["ended", "late", "left"]  # by itself; at its time limit; by anything else
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """An admitted call, as far as its time goes."""
@@ -63,7 +67,7 @@ class Ticket:
     num_seats: int  # choices
     tokens_left: int  # that it may still produce, all choices together
     entered_s: float
-    estimate_s: float | None  # from entering to the end; None: nothing was known
+    estimate_s: float | None  # from entering to the end; None: nothing was known or asked
     has_started: bool = False
 
 
@@ -105,9 +109,10 @@ class Forecast:
         self._factors: dict[int, tuple[float, float]] = {}  # by priority: when, factor
         self._born_s: float | None = None  # when the first one entered
 
-    def enter(self, priority: int, num_seats: int, num_tokens: int) -> Ticket:
-        """A call that was let in, and waits."""
-        estimate = self.estimate(priority, num_tokens / max(num_seats, 1))
+    def enter(
+        self, priority: int, num_seats: int, num_tokens: int, estimate: Estimate | None
+    ) -> Ticket:
+        """A call that was let in, and waits. Args: estimate: by which it was; None: by none."""
         self._pass_time()
         mean_s = None if estimate is None else estimate.wait_s + estimate.run_s
         now = self._clock()
@@ -131,18 +136,18 @@ class Forecast:
         ticket.tokens_left = max(ticket.tokens_left - num_tokens, 0)
         self._tokens.add(now, num_tokens)
 
-    def leave(self, ticket: Ticket, *, has_ended: bool) -> None:
-        """Args: has_ended: by itself or at its deadline, not by its client."""
+    def leave(self, ticket: Ticket, how: Leaving) -> None:
+        """`left` proves nothing, and `late` not that its other tokens would have come."""
         self._pass_time()
         now = self._clock()
         if ticket.has_started:
             del self._started[ticket]
             self._count_seats(ticket, -1)
-            if has_ended:
+            if how == "ended":
                 self._tokens.add(now, ticket.tokens_left)
         else:
             del self._waiting[ticket.priority][ticket]
-        if has_ended and ticket.estimate_s is not None:
+        if how != "left" and ticket.estimate_s is not None:
             ratio = (now - ticket.entered_s) / max(ticket.estimate_s, MIN_ESTIMATE_S)
             proofs = self._proofs.setdefault(ticket.priority, deque(maxlen=MAX_PROOFS))
             proofs.append((now, ratio))
@@ -202,7 +207,8 @@ class Forecast:
         The larger one of its share of the seats and of the starts, whichever is what is short.
         """
         now = self._clock()
-        elapsed = min(max(now - (self._born_s or now), 1.0), SPEED_WINDOW_S)
+        born_s = now if self._born_s is None else self._born_s
+        elapsed = min(max(now - born_s, 1.0), SPEED_WINDOW_S)
         shares: list[tuple[float, float]] = []
         for theirs, entered in self._entered.items():
             if theirs < priority:

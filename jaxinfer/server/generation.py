@@ -143,6 +143,7 @@ class GenerationEndpoint(ABC):
                 await self._send_stream(calls, departure, send)
             else:
                 await self._send_whole(calls, departure, send)
+            permit.fail(calls.failure)
         finally:
             stream.close()
 
@@ -285,6 +286,11 @@ class Reading:
         self._stream = stream
         self._n = n
         self._failure: JaxInferError | None = None
+
+    @property
+    def failure(self) -> JaxInferError | None:
+        """What has ended a choice badly."""
+        return self._failure
 
     async def next(self, timeout_s: float | None) -> list[tuple[int, RequestOutput]] | None:
         """[] after `timeout_s` of silence, None at the end.

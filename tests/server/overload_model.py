@@ -143,7 +143,7 @@ class Model:
         assert visitor.permit is not None
         visitor.end_s = self.clock.now - start_s
         visitor.is_late |= visitor.end_s > visitor.arrival_s + visitor.timeout_s
-        visitor.permit.release()
+        visitor.permit.release("late" if visitor.got < visitor.num_tokens else "ended")
 
 
 def crowd(

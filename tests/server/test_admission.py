@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxinfer.errors import InvalidRequest, Overloaded
+from jaxinfer.errors import EngineFailure, InvalidRequest, Overloaded
 from jaxinfer.server.admission import Admission, Permit
 from jaxinfer.server.priority_class import PriorityClass
 from jaxinfer.server.priority_classes import PriorityClasses
@@ -267,3 +267,18 @@ def test_a_better_class_does_not_queue_behind_the_refused_of_a_worse_one():
             admission.acquire(BATCH)
     assert admission.rate.retry_after_s(1, 0, BATCH.priority) == pytest.approx(12.0)
     assert admission.rate.retry_after_s(1, 0, INTERACTIVE.priority) == pytest.approx(2.0)
+
+
+def test_a_failed_call_frees_its_seat_and_proves_nothing_of_the_servers_speed():
+    clock = FakeClock(100.0)
+    admission = busy(clock)
+    before = admission.forecast.estimate(0, 100)
+    failing = admission.acquire()
+    failing.settle(NORMAL, 1, param="n", num_tokens=10**6)
+    failing.produced(1)
+    failing.fail(EngineFailure("a step failed"))
+    assert admission.num_open == 1
+    assert before is not None
+    after = admission.forecast.estimate(0, 100)
+    assert after is not None
+    assert after.run_s == pytest.approx(before.run_s, rel=0.05)

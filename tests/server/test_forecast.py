@@ -18,6 +18,10 @@ class Scene:
         self.clock = FakeClock(100.0)
         self.forecast = Forecast(num_seats, clock=self.clock)
 
+    def enter(self, priority: int, num_seats: int, num_tokens: int) -> Ticket:
+        estimate = self.forecast.estimate(priority, num_tokens / num_seats)
+        return self.forecast.enter(priority, num_seats, num_tokens, estimate)
+
     def run(self, seconds: float, *tickets: Ticket, tokens: int) -> None:
         """Each gets so many tokens, spread over the time."""
         for _ in range(tokens):
@@ -26,7 +30,7 @@ class Scene:
                 self.forecast.produced(ticket, 1)
 
     def running(self, *, priority: int = NORMAL, num_tokens: int = 101) -> Ticket:
-        ticket = self.forecast.enter(priority, 1, num_tokens)
+        ticket = self.enter(priority, 1, num_tokens)
         self.forecast.produced(ticket, 1)
         return ticket
 
@@ -45,7 +49,7 @@ class Scene:
 def test_before_anything_was_measured_nothing_is_said():
     scene = Scene()
     assert scene.forecast.estimate(NORMAL, 10) is None
-    scene.forecast.enter(NORMAL, 1, 10)
+    scene.enter(NORMAL, 1, 10)
     assert scene.forecast.estimate(NORMAL, 10) is None
 
 
@@ -69,14 +73,14 @@ def test_those_that_wait_ahead_take_the_seats_first():
     scene = Scene()
     scene.busy()
     for _ in range(4):
-        scene.forecast.enter(NORMAL, 1, 40)
+        scene.enter(NORMAL, 1, 40)
     assert scene.wait_s() == pytest.approx(5.0 + 4 * 40 / 20, rel=0.03)
 
 
 def test_a_call_of_several_choices_takes_several_seats():
     scene = Scene()
     scene.busy()
-    scene.forecast.enter(NORMAL, 4, 4 * 40)
+    scene.enter(NORMAL, 4, 4 * 40)
     assert scene.wait_s() == pytest.approx(5.0 + 4 * 40 / 20, rel=0.03)
 
 
@@ -84,14 +88,14 @@ def test_a_better_class_does_not_wait_for_a_worse_one():
     scene = Scene()
     scene.busy()
     for _ in range(4):
-        scene.forecast.enter(NORMAL, 1, 40)
+        scene.enter(NORMAL, 1, 40)
     assert scene.wait_s(BEST) == 0.0  # it takes a seat from one of them
     assert scene.wait_s(WORST) == pytest.approx(13.0, rel=0.03)
 
 
 def test_it_does_wait_for_what_has_aged_past_it():
     scene = Scene()
-    scene.forecast.enter(NORMAL, 1, 40)
+    scene.enter(NORMAL, 1, 40)
     pair = scene.busy(num_tokens=601)
     scene.run(AGING_S - 5.0 - 0.5, *pair, tokens=100)
     assert scene.wait_s(BEST) == 0.0
@@ -102,17 +106,17 @@ def test_it_does_wait_for_what_has_aged_past_it():
 def test_better_ones_that_keep_coming_take_their_share_but_not_for_ever():
     scene = Scene(num_seats=None)  # so that only the rate of starts is there to go by
     for _ in range(100):  # each second one of the best class comes and starts half a second later
-        ticket = scene.forecast.enter(BEST, 1, 10)
+        ticket = scene.enter(BEST, 1, 10)
         scene.clock.now += 0.5
         scene.forecast.produced(ticket, 10)
         scene.clock.now += 0.5
-        scene.forecast.leave(ticket, has_ended=True)
+        scene.forecast.leave(ticket, "ended")
     for _ in range(9):
-        scene.forecast.enter(NORMAL, 1, 10)
+        scene.enter(NORMAL, 1, 10)
     # Ten starts at two per second, of which the best class takes one: 5 s / (1 - 1/2).
     assert scene.wait_s() == pytest.approx(10.0, rel=0.05)
     for _ in range(110):
-        scene.forecast.enter(NORMAL, 1, 10)
+        scene.enter(NORMAL, 1, 10)
     # 60 s, and the half of the first 30 s; not 60 / (1 - 1/2).
     assert scene.wait_s() == pytest.approx(60.0 + AGING_S / 2, rel=0.05)
 
@@ -120,11 +124,11 @@ def test_better_ones_that_keep_coming_take_their_share_but_not_for_ever():
 def test_slow_starts_are_waited_for_though_seats_are_free():
     scene = Scene(num_seats=100)
     for _ in range(10):
-        ticket = scene.forecast.enter(NORMAL, 1, 5)
+        ticket = scene.enter(NORMAL, 1, 5)
         scene.clock.now += 2.0
         scene.forecast.produced(ticket, 5)
     for _ in range(4):
-        scene.forecast.enter(NORMAL, 1, 5)
+        scene.enter(NORMAL, 1, 5)
     assert scene.wait_s() == pytest.approx(5 * 2.0)
 
 
@@ -132,7 +136,7 @@ def test_tokens_that_were_allowed_and_not_needed_count_when_their_request_ends()
     scene = Scene()
     ticket = scene.running(num_tokens=1000)
     scene.run(1.0, ticket, tokens=10)
-    scene.forecast.leave(ticket, has_ended=True)
+    scene.forecast.leave(ticket, "ended")
     scene.running()
     estimate = scene.forecast.estimate(NORMAL, 1000)
     assert estimate is not None
@@ -143,17 +147,28 @@ def test_a_request_that_its_client_left_proves_nothing():
     scene = Scene()
     ticket = scene.running(num_tokens=1000)
     scene.run(1.0, ticket, tokens=10)
-    scene.forecast.leave(ticket, has_ended=False)
+    scene.forecast.leave(ticket, "left")
     scene.running()
     estimate = scene.forecast.estimate(NORMAL, 1000)
     assert estimate is not None
     assert estimate.run_s == pytest.approx(1000 / 12, rel=0.05)
 
 
+def test_what_ends_at_its_time_limit_does_not_make_the_server_look_faster():
+    scene = Scene()
+    ticket = scene.running(num_tokens=1000)
+    scene.run(1.0, ticket, tokens=10)
+    scene.forecast.leave(ticket, "late")
+    scene.running()
+    estimate = scene.forecast.estimate(NORMAL, 1000)
+    assert estimate is not None
+    assert estimate.run_s > 80
+
+
 def test_what_takes_longer_than_its_estimate_makes_later_ones_longer():
     scene = Scene()
     first, second = scene.busy()
-    waiting = [scene.forecast.enter(NORMAL, 1, 10) for _ in range(30)]
+    waiting = [scene.enter(NORMAL, 1, 10) for _ in range(30)]
     before = scene.forecast.estimate(NORMAL, 10)
     assert before is not None
     assert before.factor == UNPROVEN_FACTOR
@@ -163,7 +178,7 @@ def test_what_takes_longer_than_its_estimate_makes_later_ones_longer():
         assert ticket.estimate_s is not None
         scene.clock.now = max(ticket.entered_s + 1.5 * ticket.estimate_s, scene.clock.now)
         scene.forecast.produced(first, 1)
-        scene.forecast.leave(ticket, has_ended=True)
+        scene.forecast.leave(ticket, "ended")
     scene.clock.now += 1.0
     after = scene.forecast.estimate(NORMAL, 10)
     assert after is not None
@@ -171,16 +186,16 @@ def test_what_takes_longer_than_its_estimate_makes_later_ones_longer():
     other = scene.forecast.estimate(BEST, 10)
     assert other is not None
     assert other.factor == UNPROVEN_FACTOR
-    scene.forecast.leave(second, has_ended=True)
+    scene.forecast.leave(second, "ended")
 
 
 def test_a_factor_is_bounded_and_forgotten_after_half_a_minute():
     scene = Scene()
     pair = scene.busy(num_tokens=10_000)
-    waiting = [scene.forecast.enter(WORST, 1, 10) for _ in range(30)]
+    waiting = [scene.enter(WORST, 1, 10) for _ in range(30)]
     scene.clock.now += 4000.0
     for ticket in waiting:
-        scene.forecast.leave(ticket, has_ended=True)
+        scene.forecast.leave(ticket, "ended")
     scene.clock.now += 1.0
     assert scene.forecast.estimate(WORST, 10).factor == MAX_FACTOR  # type: ignore[union-attr]
     scene.run(31.0, *pair, tokens=310)
@@ -190,7 +205,7 @@ def test_a_factor_is_bounded_and_forgotten_after_half_a_minute():
 def test_with_nobody_in_the_house_nobody_is_told_to_wait():
     scene = Scene()
     for ticket in scene.busy():
-        scene.forecast.leave(ticket, has_ended=True)
+        scene.forecast.leave(ticket, "ended")
     assert scene.forecast.estimate(NORMAL, 10**9) is None
 
 
