@@ -30,9 +30,12 @@ What keeps it from being pessimistic for ever, when it refuses those from whom i
 - Whoever is in the house renews the speed with every token. What is older than the 10 and 30 s is
   forgotten.
 
-What it does not do: be fair among lengths. Under overload the queue is as long as the short
-requests' time allows, so long ones with the same limit find no room; give them a class with a
-longer limit.
+What it does not do:
+- Be fair among lengths. Under overload the queue is as long as the short requests' time allows, so
+  long ones with the same limit find no room; give them a class with a longer limit.
+- Know how long an answer gets. Where lengths are random and the limit is near the mean, some are
+  late whoever is let in.
+- Judge before the first tokens. What a burst brings to a server that has measured nothing is let in.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ class Estimate:
 
     wait_s: float  # to the first token
     run_s: float  # from there to the end
-    factor: float  # what 99 of 100 stay under is so much longer
+    factor: float  # what 995 of 1,000 stay under is so much longer
 
     @property
     def end_s(self) -> float:
