@@ -35,7 +35,7 @@ What it does not do:
   long ones with the same limit find no room; give them a class with a longer limit.
 - Know how long an answer gets. Where lengths are random and the limit is near the mean, some are
   late whoever is let in.
-- Judge before the first tokens. What a burst brings to a server that has measured nothing is let in.
+- Judge before the first tokens: what a burst brings to a server that has measured nothing gets in.
 """
 
 from __future__ import annotations
