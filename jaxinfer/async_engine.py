@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jaxinfer.batch_window import BatchWindow
 from jaxinfer.errors import EngineFailure, JaxInferError, Unavailable
 from jaxinfer.observer import Observer
 from jaxinfer.request_stream import RequestStream
@@ -75,6 +76,7 @@ class AsyncEngine:
         observer: told what happened.
         max_unread_tokens: for each choice of a stream; with more of them its requests are paused,
             until all are read.
+        window: gathers what arrives while the engine is idle; None: no waiting.
         clock: seconds; the one that `engine` uses.
     """
 
@@ -84,11 +86,13 @@ class AsyncEngine:
         *,
         observer: Observer | None = None,
         max_unread_tokens: int = MAX_UNREAD_TOKENS,
+        window: BatchWindow | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._engine = engine
         self._observer = observer
         self._max_unread_tokens = max_unread_tokens
+        self._window = window or BatchWindow()
         self.clock = clock
         self._inbox: deque[_Submit | _Abort | _Pause | _Resume | _Flush] = deque()
         self._wakeup = threading.Event()
@@ -260,13 +264,30 @@ class AsyncEngine:
             self._call(self._fail_all, error)
 
     def _turn(self) -> None:
-        if not self._engine.has_work():
+        is_idle = not self._engine.has_work()
+        if is_idle:
+            self._window.open()
             self._wakeup.wait(IDLE_TURN_S)
         self._wakeup.clear()
         self._take_inbox()
+        if is_idle:
+            self._gather()
         if self._engine.has_work() or self._pool.num_paused:  # deadlines of the paused run on
             self._step()
         self._last_turn_s = self.clock()
+
+    def _gather(self) -> None:
+        """Waits for company of what came first, unless it has been aborted; takes aborts at once.
+
+        A deadline of milliseconds may pass meanwhile, as it may in any step.
+        """
+        while self._engine.has_work() and not self._stopping:
+            left_s = self._window.left_s(self.clock())
+            if not left_s:
+                break
+            self._wakeup.wait(left_s)
+            self._wakeup.clear()
+            self._take_inbox()
 
     def _take_inbox(self) -> None:
         accepted: list[str] = []
@@ -304,6 +325,7 @@ class AsyncEngine:
         """Returns: why the engine refuses it. One odd request must not end the thread."""
         try:
             self._engine.submit(request)
+            self._window.add(request, self.clock())
         except JaxInferError as error:
             return error
         except Exception as error:

@@ -40,11 +40,17 @@ class ModelNotFound(InvalidRequest):
     code = "model_not_found"
 
 
-class Overloaded(JaxInferError):
-    """Refused for lack of room; the same request may succeed later (HTTP 429)."""
+class Forbidden(InvalidRequest):
+    """Well-formed, but more than the caller's API key may ask for (HTTP 403)."""
 
-    def __init__(self, message: str, *, retry_after_s: float):
-        super().__init__(message, code="overloaded")
+    code = "forbidden"
+
+
+class Overloaded(JaxInferError):
+    """Refused for lack of room or time; the same request may succeed later (HTTP 429)."""
+
+    def __init__(self, message: str, *, retry_after_s: float, code: str = "overloaded"):
+        super().__init__(message, code=code)
         self.retry_after_s = retry_after_s
 
 

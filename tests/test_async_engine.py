@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from jaxinfer.async_engine import IDLE_TURN_S, AsyncEngine
+from jaxinfer.batch_window import BatchWindow
 from jaxinfer.config import SamplingParams
 from jaxinfer.errors import (
     ContextLengthExceeded,
@@ -81,12 +82,15 @@ def waiting_for(gate: threading.Event) -> Callable[[Any], None]:
 
 @contextlib.asynccontextmanager
 async def running(
-    on_step: Callable[[Any], None] | None = None, facts: Facts | None = None, **runner: Any
+    on_step: Callable[[Any], None] | None = None,
+    facts: Facts | None = None,
+    window: BatchWindow | None = None,
+    **runner: Any,
 ) -> AsyncGenerator[AsyncEngine]:
     core = make_engine(
         FakeRunner(on_step=on_step, **runner), tokenizer=FakeTokenizer(), clock=time.monotonic
     )
-    engine = AsyncEngine(core, observer=facts)
+    engine = AsyncEngine(core, observer=facts, window=window)
     engine.start()
     try:
         yield engine
@@ -199,6 +203,60 @@ def test_a_request_id_can_be_used_again_only_after_its_end():
                 engine.submit(request("same"))
             await tokens_of(stream)
             assert await tokens_of(engine.submit(request("same")))
+
+    run(scenario)
+
+
+def test_what_arrives_within_the_window_shares_one_prefill_step():
+    async def scenario() -> None:
+        batches: list[Any] = []
+        window = BatchWindow(0.2, max_tokens=64, max_seqs=8)
+        async with running(batches.append, window=window) as engine:
+            streams = []
+            for i in range(3):
+                streams.append(engine.submit(request(f"r{i}", prompt=(i, 9), max_tokens=2)))
+                await streams[-1].accepted()
+                await asyncio.sleep(0.01)
+            for stream in streams:
+                assert len(await tokens_of(stream)) == 2
+            assert [batch.num_seqs for batch in batches] == [3, 3]
+
+    run(scenario)
+
+
+def test_a_full_step_does_not_wait_for_the_window_to_end():
+    async def scenario() -> None:
+        window = BatchWindow(1000.0, max_tokens=64, max_seqs=3)
+        async with running(window=window) as engine:
+            streams = [engine.submit(request(f"r{i}", prompt=(i,))) for i in range(3)]
+            await asyncio.gather(*map(tokens_of, streams))
+
+    run(scenario)
+
+
+def test_an_abort_within_the_window_is_done_at_once_and_leaves_the_engine_idle():
+    async def scenario() -> None:
+        facts, window = Facts(), BatchWindow(1000.0, max_tokens=64, max_seqs=8)
+        async with running(facts=facts, window=window) as engine:
+            stream = engine.submit(request())
+            await stream.accepted()
+            stream.close()
+            await until(lambda: is_idle(engine) and facts.ends == [FinishReason.ABORT])
+            assert not facts.steps
+
+    run(scenario)
+
+
+def test_a_running_engine_does_not_wait_for_the_window():
+    async def scenario() -> None:
+        window = BatchWindow(0.02, max_tokens=64, max_seqs=8)
+        async with running(lambda batch: time.sleep(0.002), window=window) as engine:
+            first = engine.submit(request("first", max_tokens=200))
+            await first.read()
+            window._wait_s = 1000.0  # whoever waited now would never end
+            assert await tokens_of(engine.submit(request("second", prompt=(9,))))
+            first.close()
+            await until(lambda: is_idle(engine))
 
     run(scenario)
 

@@ -18,7 +18,7 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
     {"serve": "serve", "front": "__init__"},
     {"server": "server", "offline": "offline"},
     {
-        "async_engine": "async_engine request_stream observer",
+        "async_engine": "async_engine batch_window request_stream observer",
         "rollout": "rollout",
         "build": "build",
     },

@@ -19,6 +19,7 @@ from jaxinfer.config import (
     Truncate,
 )
 from jaxinfer.server.edge import Edge
+from jaxinfer.server.priority_class import DEFAULT_CLASS
 from jaxinfer.server.state import Limits
 from jaxinfer.server.tool_calls.formats import PARSERS
 
@@ -88,6 +89,13 @@ def positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise ValueError("expected a number above 0")
+    return value
+
+
+def milliseconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1000:
+        raise ValueError("expected milliseconds from 0 to 1000")
     return value
 
 
@@ -259,6 +267,35 @@ FLAGS: tuple[Flag, ...] = (
         _LIMITS.max_queued_requests,
         "requests that are queued or running; more get 429",
         "limits.max_queued_requests",
+    ),
+    Flag(
+        "max-queued-tokens",
+        count,
+        None,
+        "tokens of their prompts, and still to produce; more get 429",
+        "limits.max_queued_tokens",
+    ),
+    Flag(
+        "priority-classes",
+        Path,
+        None,
+        "YAML file that changes the classes interactive, normal and batch",
+        "classes",
+    ),
+    Flag("default-class", str, DEFAULT_CLASS, "class of requests that name none", "classes"),
+    Flag(
+        "batch-wait-ms",
+        milliseconds,
+        0.0,
+        "milliseconds that an idle engine waits for more requests to begin with",
+        "batch_wait_ms",
+    ),
+    Flag(
+        "queue-timeout",
+        positive,
+        None,
+        "seconds from arrival to the first step; then 429",
+        "limits.queue_timeout_s",
     ),
     Flag(
         "request-timeout",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from jaxinfer.config import SamplingParams, Truncate
@@ -20,11 +21,15 @@ from jaxinfer.errors import (
     EngineFailure,
     InvalidRequest,
     JaxInferError,
+    Overloaded,
 )
 from jaxinfer.scheduling.request import FinishReason, Request
+from jaxinfer.server.admission import Permit
 from jaxinfer.server.body import read_body
+from jaxinfer.server.call_head import CallHead
 from jaxinfer.server.echo import EchoOnly, prompt_texts
 from jaxinfer.server.open_calls import names_of, owner_of
+from jaxinfer.server.priority_class import PriorityClass
 from jaxinfer.server.prompts import check_length, check_token_ids, encode_chat
 from jaxinfer.server.protocol import ChatRequest, CompletionRequest, parse
 from jaxinfer.server.replies import body_of, encode, json_reply
@@ -32,6 +37,7 @@ from jaxinfer.server.request_record import note
 from jaxinfer.server.sampling import capped_sampling, chat_sampling, completion_sampling
 from jaxinfer.server.sse import ClientGone, Departure, EventSender, ReaderStalled
 from jaxinfer.server.state import ServedModel, ServerState
+from jaxinfer.server.time_limits import TimeLimits
 from jaxinfer.server.tool_use import tool_parser, with_tools
 from jaxinfer.server.writers import ChatWriter, CompletionWriter, Shape, Writer
 
@@ -50,6 +56,8 @@ class _Plan:
     fields: ChatRequest | CompletionRequest
     model: str  # the name it asked for
     sampling: SamplingParams
+    priority_class: PriorityClass
+    time_limits: TimeLimits  # from arrival
     num_prompts: int
     unknown: frozenset[str]  # names of fields
 
@@ -77,40 +85,55 @@ class GenerationEndpoint(ABC):
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        arrival_s = self._state.served().engine.clock()
-        with self._state.admission.acquire() as permit:
+        clock = self._state.served().engine.clock
+        arrival_s = clock()
+        head = CallHead.read(Headers(scope=scope), self._state)
+        admission = self._state.admission
+        with admission.acquire(head.claim.presumed, best=head.judged, limits=head.limits) as permit:
             body = await read_body(scope, receive, self._state.limits)
             if body is None:
+                permit.release("left")
                 return
             served = self._state.served()
-            plan = await served.for_body(body, lambda: self._plan(served, body))
+            plan = await served.for_body(body, lambda: self._plan(served, body, head))
+            note(priority_class=plan.priority_class.name)
             for name in self._state.new_unknown_fields(plan.unknown):
                 log.warning("field %r is not known and has no effect (said once)", name[:80])
-            permit.grow(plan.num_choices, param="n" if plan.num_prompts == 1 else "prompt")
+            permit.settle(
+                plan.priority_class,
+                plan.num_choices,
+                param="n" if plan.num_prompts == 1 else "prompt",
+                num_tokens=_most_tokens(plan.sampling, served),
+                limits=plan.time_limits.after(clock() - arrival_s),
+            )
             with Departure(receive) as departure:
                 try:
-                    await self._answer(served, plan, arrival_s, departure, scope, send)
+                    await self._answer(served, plan, arrival_s, departure, scope, send, permit)
                 except ClientGone as gone:
+                    permit.release("left")
                     if isinstance(gone, ReaderStalled):
                         self._state.metrics.on_reader_cut()
                     log.info("499 %s: %s", scope["path"], gone)
 
-    def _plan(self, served: ServedModel, body: bytes) -> _Plan:
+    def _plan(self, served: ServedModel, body: bytes, head: CallHead) -> _Plan:
         fields, unknown = parse(body, self.wire)
+        priority_class = head.claim.settled(fields.priority)
         return _Plan(
             fields=fields,
             model=served.check_name(fields.model),
-            sampling=self._capped(self._sampling(served, fields)),
+            sampling=self._capped(self._sampling(served, fields), priority_class),
+            priority_class=priority_class,
+            time_limits=head.limits_of(priority_class, fields.timeout, self._state),
             num_prompts=self._num_prompts(fields),
             unknown=unknown,
         )
 
-    def _capped(self, sampling: SamplingParams) -> SamplingParams:
+    def _capped(self, sampling: SamplingParams, found: PriorityClass) -> SamplingParams:
         limits = self._state.limits
         return capped_sampling(
             sampling,
             server_cap=limits.max_output_tokens,
-            class_cap=None,
+            class_cap=found.max_output_tokens,
             truncate=limits.truncate or self.truncate,
         )
 
@@ -122,6 +145,7 @@ class GenerationEndpoint(ABC):
         departure: Departure,
         scope: Scope,
         send: Send,
+        permit: Permit,
     ) -> None:
         writer = self.writer(_shape(served, plan))
         names = (writer.id, *names_of(scope))
@@ -129,6 +153,7 @@ class GenerationEndpoint(ABC):
             prompts = await served.off_loop(lambda: self._token_ids(served, plan.fields))
             departure.check()
             writer.tally.prompt = sum(map(len, prompts))
+            permit.charge(writer.tally.prompt)
             if isinstance(plan.fields, CompletionRequest) and plan.fields.echo:
                 writer.echoes = await prompt_texts(served, plan.fields)
                 if plan.fields.is_echo_only:
@@ -138,10 +163,11 @@ class GenerationEndpoint(ABC):
             requests = tuple(self._requests(writer.id, plan, prompts, arrival_s))
             stream = served.engine.submit(*requests)
             call.on_abort(lambda: served.engine.end(*(r.request_id for r in requests)))
-            calls = Reading(stream, writer, plan.sampling.n)
+            calls = Reading(stream, writer, plan.sampling.n, on_tokens=permit.produced)
             try:
                 departure.call(stream.close)
                 await self._deliver(stream, calls, plan, departure, send)
+                permit.fail(calls.failure)
             finally:
                 stream.close()
                 calls.note(arrival_s)
@@ -183,15 +209,16 @@ class GenerationEndpoint(ABC):
     def _requests(
         self, call_id: str, plan: _Plan, prompts: list[tuple[int, ...]], arrival_s: float
     ) -> Iterator[Request]:
-        timeout_s = self._state.limits.request_timeout_s
+        deadline_s, queue_deadline_s = plan.time_limits.deadlines(arrival_s)
         for number, token_ids in enumerate(prompts):
             yield Request(
                 request_id=f"{call_id}-{number}",
                 token_ids=token_ids,
                 sampling=plan.sampling,
                 arrival_s=arrival_s,
-                priority=plan.fields.priority or 0,
-                deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+                priority=plan.priority_class.priority,
+                deadline_s=deadline_s,
+                queue_deadline_s=queue_deadline_s,
                 cache_salt=plan.fields.cache_salt or "",
             )
 
@@ -287,15 +314,32 @@ class CompletionEndpoint(GenerationEndpoint):
 
 
 class Reading:
-    """Outputs of a call's prompts, with the index of the choice in the whole answer."""
+    """Outputs of a call's prompts, with the index of the choice in the whole answer.
 
-    def __init__(self, stream: RequestStream, writer: Writer, n: int):
+    Args:
+        on_tokens: told how many tokens have come.
+    """
+
+    def __init__(
+        self,
+        stream: RequestStream,
+        writer: Writer,
+        n: int,
+        *,
+        on_tokens: Callable[[int], None] = lambda _: None,
+    ):
         self.writer = writer
+        self._on_tokens = on_tokens
         self._stream = stream
         self._n = n
         self._failure: JaxInferError | None = None
         self._first_token_s: float | None = None  # of the choices that have ended
         self._ends: set[FinishReason] = set()
+
+    @property
+    def failure(self) -> JaxInferError | None:
+        """What has ended a choice badly."""
+        return self._failure
 
     async def next(self, timeout_s: float | None) -> list[tuple[int, RequestOutput]] | None:
         """[] after `timeout_s` of silence, None at the end.
@@ -307,6 +351,7 @@ class Reading:
         outputs = await self._stream.read(timeout_s)
         if outputs is None:
             return None
+        self._on_tokens(sum(len(output.token_ids) for output in outputs))
         good: list[tuple[int, RequestOutput]] = []
         for output in outputs:
             self._note_end(output)
@@ -346,11 +391,20 @@ def failure_of(output: RequestOutput) -> JaxInferError | None:
     reason = output.finish_reason
     if reason in (None, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT):
         return None
+    if isinstance(output.error, Overloaded):  # it waited for its turn as long as it may
+        seconds = output.error.retry_after_s
+        return Overloaded(output.error.message, retry_after_s=seconds, code="queue_timeout")
     if output.error is not None:
         return output.error
     if reason is FinishReason.TIMEOUT:
         return DeadlineExceeded("the request's time limit passed before it was finished")
     return EngineFailure(f"the request was ended by the engine ({reason})")
+
+
+def _most_tokens(sampling: SamplingParams, served: ServedModel) -> int:
+    """That a choice may produce, before it is known how long its prompt is."""
+    bounds = (served.max_model_len - 1, sampling.max_tokens, sampling.output_cap)
+    return min(bound for bound in bounds if bound is not None)
 
 
 def _shape(served: ServedModel, plan: _Plan) -> Shape:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 import uvicorn
 
 from jaxinfer.async_engine import AsyncEngine
+from jaxinfer.batch_window import BatchWindow
 from jaxinfer.server.app import create_app
 from jaxinfer.server.connection import protocol
 from jaxinfer.server.growth_alarm import GrowthAlarm
@@ -35,6 +36,7 @@ from jaxinfer.server.startup import (
     EXIT_LOAD_ERROR,
     EXIT_OK,
     Voice,
+    class_lines,
     exit_code_of,
     exposure,
     one_line,
@@ -154,7 +156,13 @@ class _Serving:
         self._builder: threading.Thread | None = None
         label = next(iter(settings.served_model_names), settings.engine.source.model)
         self._metrics = Metrics(label)
-        self._state = ServerState(settings.limits, self._metrics, api_keys=settings.api_keys)
+        self._state = ServerState(
+            settings.limits,
+            self._metrics,
+            api_keys=settings.api_keys,
+            classes=settings.classes,
+            num_seats=settings.engine.scheduler.max_num_seqs,
+        )
         self._engine: AsyncEngine | None = None
 
     def run(self) -> int:
@@ -248,7 +256,13 @@ class _Serving:
 
     def _become_ready(self, built: Built) -> None:
         settings = self._settings
-        self._engine = AsyncEngine(built.engine, observer=self._metrics)
+        scheduler = settings.engine.scheduler
+        window = BatchWindow(
+            settings.batch_wait_ms / 1000,
+            max_tokens=scheduler.max_num_batched_tokens,
+            max_seqs=scheduler.max_num_seqs,
+        )
+        self._engine = AsyncEngine(built.engine, observer=self._metrics, window=window)
         self._engine.start()
         template = built.tokenizer.chat_template
         served = ServedModel(
@@ -280,6 +294,8 @@ class _Serving:
         for line in ready_lines(built.summary, seconds):
             self._say(line)
         self._say(f"tool calls: {served.tool_format.name if served.tool_format else 'none'}")
+        for line in class_lines(settings.classes, settings.limits.max_queued_requests):
+            self._say(line)
         self._say(route_line())
         self._state.become_ready(served)
         self._say(f"READY {self._url()} serves {', '.join(served.names)}")

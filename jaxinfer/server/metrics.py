@@ -14,10 +14,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from jaxinfer.scheduling.request import FinishReason
+from jaxinfer.server.admission import Admission
 from jaxinfer.server.engine_metrics import EngineMetrics
 from jaxinfer.server.memory_metrics import MemoryMetrics
 from jaxinfer.server.metric_maker import MetricMaker
 from jaxinfer.server.metrics_snapshot import snapshot
+from jaxinfer.server.queue_metrics import QueueMetrics
 from jaxinfer.stats import PoolStats, RequestStats, StepStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -99,6 +101,10 @@ class Metrics:
     def on_reader_cut(self) -> None:
         """A client that took nothing for too long was cut off."""
         self._readers_cut.inc()
+
+    def watch_queue(self, admission: Admission) -> None:
+        """Once: gauges by class, asked for at each scrape."""
+        self.registry.register(QueueMetrics(admission, self._labels))
 
     def on_loaded(
         self,

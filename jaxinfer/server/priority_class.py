@@ -1,11 +1,12 @@
 """Classes of requests: who goes first, and what each kind may take of the server.
 
-Pure data: how a request finds its class and what a class is refused is admission's business.
+Pure data: how a request finds its class is priority_classes.py's business, what a class is refused
+admission.py's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class PriorityClass:
     timeout_s: float | None = None  # from arrival to the last token
     queue_timeout_s: float | None = None  # from arrival to the first step
     max_output_tokens: int | None = None
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # whose requests are of this class
 
 
 DEFAULT_CLASSES = (

@@ -15,6 +15,7 @@ import msgspec
 from jaxinfer.errors import (
     DeadlineExceeded,
     EngineFailure,
+    Forbidden,
     InvalidRequest,
     JaxInferError,
     ModelNotFound,
@@ -27,6 +28,7 @@ from jaxinfer.server.unsupported import check_supported
 # The first class in the error's own order of bases that has an entry.
 STATUS_OF: Mapping[type[JaxInferError], int] = {
     ModelNotFound: 404,
+    Forbidden: 403,
     InvalidRequest: 400,
     Overloaded: 429,
     Unavailable: 503,
@@ -83,7 +85,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None  # lower runs first
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | str | None = None  # of a class
+    timeout: float | None = None  # seconds from arrival to the last token
     cache_salt: str | None = None
 
 

@@ -190,6 +190,7 @@ class ErrorBody(Struct):
 _TYPE_OF = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     413: "invalid_request_error",
@@ -224,7 +225,9 @@ def error_reply(error: JaxInferError) -> Response:
     """
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded | Unavailable):
-        headers["retry-after"] = str(math.ceil(min(max(error.retry_after_s, 1.0), 60.0)))
+        seconds = min(max(error.retry_after_s, 1.0), 60.0)
+        headers["retry-after"] = str(math.ceil(seconds))
+        headers["retry-after-ms"] = str(math.ceil(1000 * seconds))
     status = status_of(error)
     if status == 500:
         headers["x-should-retry"] = "false"

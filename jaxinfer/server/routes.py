@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from jaxinfer.errors import InvalidRequest, JaxInferError, Overloaded, Unavailable
+from jaxinfer.errors import Forbidden, InvalidRequest, JaxInferError, Overloaded, Unavailable
 from jaxinfer.server.admin import ADMIN_OPERATIONS, admin_routes
 from jaxinfer.server.body import BodyTimeout, BodyTooLarge, read_body
 from jaxinfer.server.dashboard_page import dashboard_routes
@@ -75,10 +75,14 @@ OPERATIONS: Mapping[str, Operation] = {
     "/v1/models": Operation(ModelList),
     "/v1/models/{name:path}": Operation(ModelCard, statuses=(404,)),
     "/v1/chat/completions": Operation(
-        Completion, ChatEndpoint.wire, choice=ChatChoice, event=ChatDelta
+        Completion, ChatEndpoint.wire, choice=ChatChoice, event=ChatDelta, statuses=(403,)
     ),
     "/v1/completions": Operation(
-        Completion, CompletionEndpoint.wire, choice=CompletionChoice, event=CompletionChoice
+        Completion,
+        CompletionEndpoint.wire,
+        choice=CompletionChoice,
+        event=CompletionChoice,
+        statuses=(403,),
     ),
     "/abort_request": Operation(Aborted, AbortRequest),
     "/tokenize": Operation(Tokenized, TokenizeRequest),
@@ -273,7 +277,9 @@ def _detokenized(served: ServedModel, wire: DetokenizeRequest) -> Detokenized:
 
 def _reject_reason(error: JaxInferError) -> str | None:
     if isinstance(error, Overloaded):
-        return "overloaded"
+        return error.code if error.code in ("deadline", "queue_timeout") else "overloaded"
+    if isinstance(error, Forbidden):
+        return "unauthorized"
     if isinstance(error, InvalidRequest):
         return "invalid"
     if isinstance(error, Unavailable):

@@ -15,12 +15,15 @@ import yaml
 
 from jaxinfer.config import EngineConfig, replace
 from jaxinfer.errors import ConfigError
+from jaxinfer.server.class_file import read_classes
 from jaxinfer.server.edge import Edge, check_key
 from jaxinfer.server.flags import ENV_PREFIX, FLAG_OF, FLAGS, Flag, names, switch
+from jaxinfer.server.priority_classes import PriorityClasses
 from jaxinfer.server.state import Limits
 
 MASK = "***"
-KEY_FILES = ("api-key-file", "admin-key-file")
+# Of these, several make one field.
+_COMPOSED = ("api-key-file", "admin-key-file", "priority-classes", "default-class")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,9 @@ class ServeSettings:
     root_path: str
     tool_call_parser: str  # one of PARSERS
     served_model_names: tuple[str, ...]  # empty: the model's own name
-    api_keys: tuple[str, ...]
+    api_keys: tuple[str, ...]  # those of classes too
+    classes: PriorityClasses
+    batch_wait_ms: float
     shutdown_timeout_s: float
     memory_watch_window_s: float
     memory_watch_rise_bytes: int
@@ -163,10 +168,12 @@ def _settings(values: Mapping[str, Any]) -> ServeSettings:
     parts: dict[str, dict[str, Any]] = {"engine": {}, "limits": {}, "edge": {}, "": {}}
     for flag in FLAGS:
         part, _, field_name = flag.sets.rpartition(".")
-        if flag.name not in KEY_FILES:
+        if flag.name not in _COMPOSED:
             parts[part][field_name] = values[flag.key]
     own, edge = parts[""], parts["edge"]
-    own["api_keys"] = _keys(values, "api-key", own["api_keys"])
+    own["classes"] = read_classes(values["priority_classes"], values["default_class"])
+    keys = (*_keys(values, "api-key", own["api_keys"]), *own["classes"].api_keys)
+    own["api_keys"] = tuple(dict.fromkeys(keys))
     edge["admin_keys"] = _keys(values, "admin-key", edge["admin_keys"])
     if set(own["api_keys"]) & set(edge["admin_keys"]):
         raise ConfigError("a key is both an API key and an admin key; each needs its own")

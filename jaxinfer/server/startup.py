@@ -8,6 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 from jaxinfer.errors import ConfigError
+from jaxinfer.scheduling.scheduler import AGING_S
+from jaxinfer.server.admission import Admission
+from jaxinfer.server.priority_class import PriorityClass
+from jaxinfer.server.priority_classes import PriorityClasses
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +74,33 @@ def exposure(address: str, *, has_keys: bool) -> str | None:
     if has_keys or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return None
     return f"warning: whoever reaches {address} may use this server; set --api-key"
+
+
+def class_lines(classes: PriorityClasses, max_requests: int) -> Iterator[str]:
+    """What each class may take, and how long it may have to wait behind better ones."""
+    admission = Admission(max_requests, classes=classes)
+    shown = [_class(c, admission.most(c), c.name == classes.default_name) for c in classes.classes]
+    yield f"classes: {'; '.join(shown)}"
+    best = classes.classes[0]
+    waits = [f"{c.name} {(c.priority - best.priority) * AGING_S:g} s" for c in classes.classes[1:]]
+    if waits:
+        yield (
+            f"ageing: a request waits only for {best.name} ones that arrived before it or soon "
+            f"after: {', '.join(waits)}"
+        )
+
+
+def _class(found: PriorityClass, most: int, is_default: bool) -> str:
+    bounds = [f"priority {found.priority}", f"at most {most} requests"]
+    for value, text in (
+        (found.timeout_s, "{:g} s"),
+        (found.queue_timeout_s, "{:g} s in the queue"),
+        (found.max_output_tokens, "{:,} output tokens"),
+        (len(found.api_keys) or None, "{} API keys"),
+    ):
+        if value is not None:
+            bounds.append(text.format(value))
+    return f"{found.name}{' (default)' if is_default else ''}: {', '.join(bounds)}"
 
 
 def exit_code_of(error: Exception) -> int:

@@ -19,6 +19,9 @@ from jaxinfer.errors import ModelNotFound, Unavailable
 from jaxinfer.server.admission import Admission
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.open_calls import OpenCalls
+from jaxinfer.server.priority_class import PriorityClass
+from jaxinfer.server.priority_classes import PriorityClasses
+from jaxinfer.server.time_limits import TimeLimits
 
 if TYPE_CHECKING:
     from jaxinfer.server.tool_calls.formats import ToolFormat
@@ -37,6 +40,7 @@ class Limits:
     """What the server bounds."""
 
     max_queued_requests: int = 256  # queued and running
+    max_queued_tokens: int | None = None  # of their prompts, and still to produce; None: no bound
     max_body_bytes: int = 16 * 2**20
     body_s: float = 60.0  # for a body to arrive; then 408
     max_connections: int = 512  # open ones; the requests of more get 503
@@ -45,6 +49,7 @@ class Limits:
     max_headers: int = 100  # then 431
     header_s: float = 10.0  # for the head of a request to arrive; then 408
     request_timeout_s: float | None = None  # from arrival to the last token; None: none
+    queue_timeout_s: float | None = None  # from arrival to the first step; None: none
     ping_s: float = 15.0  # of silence, then a comment on the stream
     stall_s: float = 60.0  # a reader that takes nothing for so long is cut off
     max_output_tokens: int | None = None  # of every choice, whatever it asks for; None: no cap
@@ -100,14 +105,30 @@ class ServerState:
         limits: see Limits.
         metrics: told what is refused.
         api_keys: any of them opens every route but /health and /ready; none: all are open.
+        classes: of requests; None: the default ones.
+        num_seats: sequences that the engine runs together; None: not known.
     """
 
-    def __init__(self, limits: Limits, metrics: Metrics, *, api_keys: Sequence[str] = ()):
+    def __init__(
+        self,
+        limits: Limits,
+        metrics: Metrics,
+        *,
+        api_keys: Sequence[str] = (),
+        classes: PriorityClasses | None = None,
+        num_seats: int | None = None,
+    ):
         self.limits = limits
         self.metrics = metrics
         self.api_keys = tuple(api_keys)
-        self.admission = Admission(limits.max_queued_requests)
         self.calls = OpenCalls()
+        self.admission = Admission(
+            limits.max_queued_requests,
+            max_tokens=limits.max_queued_tokens,
+            classes=classes,
+            num_seats=num_seats,
+        )
+        metrics.watch_queue(self.admission)
         self.phase: Phase = "loading"
         self.progress = "starting"
         self.drain_until_s: float | None = None  # monotonic
@@ -139,6 +160,13 @@ class ServerState:
                 code="loading",
             )
         return self._model
+
+    def time_limits(self, asked: PriorityClass | None) -> TimeLimits:
+        """Those of the server and, where it is known, of the class."""
+        limits = TimeLimits(self.limits.request_timeout_s, self.limits.queue_timeout_s)
+        if asked is None:
+            return limits
+        return limits.within(TimeLimits(asked.timeout_s, asked.queue_timeout_s))
 
     def ailment(self) -> str | None:
         """Why the process should be restarted; None: it is well."""

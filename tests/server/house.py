@@ -24,6 +24,7 @@ import uvicorn
 from tokenizers import decoders, models, pre_tokenizers
 
 from jaxinfer.async_engine import MAX_UNREAD_TOKENS, AsyncEngine
+from jaxinfer.batch_window import BatchWindow
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.engine import Engine
 from jaxinfer.scheduling.batch import Batch, StepResult
@@ -36,6 +37,7 @@ from jaxinfer.server.connection import protocol
 from jaxinfer.server.edge import Edge
 from jaxinfer.server.lifecycle import bind
 from jaxinfer.server.metrics import Metrics
+from jaxinfer.server.priority_classes import PriorityClasses
 from jaxinfer.server.state import Limits, ServedModel, ServerState
 from jaxinfer.server.tool_calls.formats import format_for
 from jaxinfer.tokenizer import Tokenizer
@@ -239,6 +241,8 @@ def open_house(
     limits: Limits | None = None,
     api_keys: tuple[str, ...] = (),
     edge: Edge | None = None,
+    classes: PriorityClasses | None = None,
+    window: BatchWindow | None = None,
     names: tuple[str, ...] = (MODEL,),
     defaults: dict[str, Any] | None = None,
     is_ready: bool = True,
@@ -250,7 +254,10 @@ def open_house(
     """Serves until the block ends, then checks that nothing was left behind."""
     core, runner, scheduler, own_tokenizer = make_engine(**engine_options)
     metrics = Metrics(names[0])
-    state = ServerState(limits or Limits(), metrics, api_keys=api_keys)
+    num_seats: int = engine_options.get("max_num_seqs", 8)
+    state = ServerState(
+        limits or Limits(), metrics, api_keys=api_keys, classes=classes, num_seats=num_seats
+    )
     listener = bind("127.0.0.1", 0)
     if send_buffer is not None:  # bytes; accepted connections inherit it
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
@@ -275,7 +282,9 @@ def open_house(
     core.submit = noted  # type: ignore[method-assign]
 
     async def run() -> None:
-        engine = AsyncEngine(core, observer=metrics, max_unread_tokens=max_unread_tokens)
+        engine = AsyncEngine(
+            core, observer=metrics, max_unread_tokens=max_unread_tokens, window=window
+        )
         engine.start()
         pool = ThreadPoolExecutor(2)
         served = ServedModel(

@@ -112,6 +112,9 @@ def test_a_clean_run_says_what_it_serves_and_exits_with_0():
         assert "memory: plenty" in text
         assert "start-up: read 0.2 s, total" in text
         assert "routes: /v1/chat/completions" in text
+        assert "classes: interactive: priority -1, at most 256 requests; normal (default): " in text
+        assert "batch: priority 1, at most 192 requests" in text
+        assert "after: normal 30 s, batch 60 s" in text
         assert "Traceback" not in text
         assert "generation_config: top_p" in text
 

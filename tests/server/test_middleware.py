@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from jaxinfer.server.app import create_app
-from jaxinfer.server.edge import KEY_DIGEST, Edge
+from jaxinfer.server.edge import IS_ADMIN, KEY_DIGEST, Edge
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.middleware import Keys
 from jaxinfer.server.state import Limits, ServerState

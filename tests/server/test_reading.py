@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from jaxinfer.errors import DeadlineExceeded, EngineFailure
+from jaxinfer.errors import DeadlineExceeded, EngineFailure, Overloaded
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.scheduling.request import FinishReason
 from jaxinfer.server.generation import Reading
@@ -60,5 +60,29 @@ def test_a_failure_with_nothing_before_it_is_raised_at_once():
     async def go() -> None:
         with pytest.raises(DeadlineExceeded):
             await reading((output(0, FinishReason.TIMEOUT), output(1))).next(None)
+
+    asyncio.run(go())
+
+
+def test_what_waited_for_its_turn_in_vain_is_told_apart_from_a_full_house():
+    error = Overloaded("it waited", retry_after_s=7.0)
+
+    async def go() -> None:
+        with pytest.raises(Overloaded) as caught:
+            await reading((output(0, FinishReason.TIMEOUT, error=error),)).next(None)
+        assert (caught.value.code, caught.value.retry_after_s) == ("queue_timeout", 7.0)
+
+    asyncio.run(go())
+
+
+def test_tokens_are_counted_as_they_are_read():
+    counts: list[int] = []
+    stream = Scripted((output(0), output(2)), (), (output(0),))
+
+    async def go() -> None:
+        calls = Reading(cast(Any, stream), cast(Any, None), 2, on_tokens=counts.append)
+        for _ in range(3):
+            await calls.next(None)
+        assert counts == [2, 0, 1]
 
     asyncio.run(go())

@@ -9,6 +9,7 @@ import pytest
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import ConfigError
 from jaxinfer.server.flags import FLAGS, names, size_in_bytes, switch
+from jaxinfer.server.priority_classes import PriorityClasses
 from jaxinfer.server.settings import ServeSettings, parse
 from jaxinfer.server.state import Limits
 
@@ -23,11 +24,15 @@ def test_without_flags_everything_is_at_its_default():
     assert found.limits == Limits()
     assert (found.host, found.port) == ("127.0.0.1", 8000)
     assert found.api_keys == ()
+    assert found.classes == PriorityClasses()
+    assert found.batch_wait_ms == 0
 
 
 def test_every_flag_reaches_its_field(tmp_path: Path):
     keys = tmp_path / "keys"
     keys.write_text("k3\n\n k4 \n")
+    classes = tmp_path / "classes.yaml"
+    classes.write_text("bulk: {priority: 5, api_keys: [k5]}")
     found = settings(
         *("--model", "m.gguf", "--revision", "r", "--download-dir", "d", "--dtype", "float32"),
         *("--cache-dir", "c"),
@@ -38,14 +43,16 @@ def test_every_flag_reaches_its_field(tmp_path: Path):
         *("--gpu-memory-utilization", "0.5", "--page-size", "16", "--no-enable-prefix-caching"),
         *("--seed", "7", "--kernel-backend", "reference", "--max-queued-requests", "9"),
         *("--request-timeout", "2.5", "--shutdown-timeout", "3", "--log-level", "debug"),
-        *("--log-format", "json", "--no-batch-invariant"),
+        *("--log-format", "json", "--no-batch-invariant", "--queue-timeout", "1.5"),
+        *("--max-queued-tokens", "999", "--batch-wait-ms", "7", "--default-class", "bulk"),
+        *("--priority-classes", str(classes)),
     )
     source, scheduler, cache = found.engine.source, found.engine.scheduler, found.engine.cache
     assert (source.model, source.revision, source.download_dir) == ("m.gguf", "r", "d")
     assert (source.dtype, source.chat_template) == ("float32", "t.jinja")
     assert found.served_model_names == ("a", "b")
     assert (found.host, found.port, found.root_path) == ("::1", 0, "/llm")
-    assert found.api_keys == ("k1", "k2", "k3", "k4")
+    assert found.api_keys == ("k1", "k2", "k3", "k4", "k5")
     assert (scheduler.max_model_len, scheduler.max_num_seqs) == (99, 4)
     assert scheduler.max_num_batched_tokens == 64
     assert (cache.kv_cache_bytes, cache.page_size) == (3 * 2**29, 16)
@@ -54,6 +61,8 @@ def test_every_flag_reaches_its_field(tmp_path: Path):
     assert found.engine.batch_invariant is False
     assert (found.engine.memory_utilization, found.engine.cache_dir) == (0.5, "c")
     assert (found.limits.max_queued_requests, found.limits.request_timeout_s) == (9, 2.5)
+    assert (found.limits.max_queued_tokens, found.limits.queue_timeout_s) == (999, 1.5)
+    assert (found.batch_wait_ms, found.classes.default.name) == (7.0, "bulk")
     assert (found.shutdown_timeout_s, found.log_level, found.log_format) == (3.0, "debug", "json")
 
 
@@ -116,6 +125,10 @@ EXAMPLES = {
     "kernel-backend": "reference",
     "batch-invariant": "false",
     "max-queued-requests": "5",
+    "max-queued-tokens": "9000",
+    "default-class": "batch",
+    "batch-wait-ms": "2.5",
+    "queue-timeout": "3",
     "request-timeout": "6",
     "stall-timeout": "9",
     "max-output-tokens": "256",
@@ -135,7 +148,10 @@ def test_flag_environment_and_file_mean_the_same_for_every_flag(tmp_path: Path):
     keys.write_text("k9")
     admin = tmp_path / "admin"
     admin.write_text("a9")
-    examples = {**EXAMPLES, "api-key-file": str(keys), "admin-key-file": str(admin)}
+    classes = tmp_path / "classes"
+    classes.write_text("batch: false")
+    files = {"api-key-file": keys, "admin-key-file": admin, "priority-classes": classes}
+    examples = EXAMPLES | {name: str(path) for name, path in files.items()}
     assert set(examples) == {flag.name for flag in FLAGS}
     for flag in FLAGS:
         text = examples[flag.name]
@@ -209,6 +225,9 @@ def test_an_empty_file_changes_nothing(tmp_path: Path):
         ["--request-timeout", "-1"],
         ["--request-timeout", "inf"],
         ["--kv-cache-memory", "lots"],
+        ["--queue-timeout", "0"],
+        ["--batch-wait-ms", "-1"],
+        ["--batch-wait-ms", "nan"],
         ["--served-model-name", ","],
         ["--max-num", "5"],
         ["a", "b"],
