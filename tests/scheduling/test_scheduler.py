@@ -10,7 +10,9 @@ from jaxinfer.errors import ConfigError, ContextLengthExceeded
 from jaxinfer.scheduling.batch import StepResult
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
-from jaxinfer.scheduling.scheduler import AGING_S, MAX_HELD, Scheduler
+from jaxinfer.scheduling.rank import AGING_S
+from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.seating import MAX_HELD
 from jaxinfer.scheduling.sequence import Sequence, Status
 from tests.scheduling.plain_world import SIZE, World, prompt
 
