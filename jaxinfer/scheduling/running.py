@@ -81,7 +81,10 @@ class Running:
         self._sequences.remove(sequence)
         self._seats = None
         self._turns.stop(sequence.version)
-        self._num_of_class -= Counter((sequence.request.priority,))
+        priority = sequence.request.priority
+        self._num_of_class[priority] -= 1
+        if not self._num_of_class[priority]:
+            del self._num_of_class[priority]
         sequence.is_awaited = sequence.num_scheduled_tokens >= len(sequence.token_ids)
         self._table.stand(sequence)
         return sequence.forget_pages()
