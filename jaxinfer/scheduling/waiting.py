@@ -35,12 +35,14 @@ class Waiting:
     @property
     def best(self) -> Sequence | None:
         """The best rank."""
-        return self._by_rank.first() if len(self) else None
+        item = self._by_rank.peek()
+        return None if item is None else item[1]
 
     @property
     def next(self) -> Sequence | None:
         """The first in turn."""
-        return self._by_turn.first() if len(self) else None
+        item = self._by_turn.peek()
+        return None if item is None else item[1]
 
     def enter(self, sequence: Sequence) -> None:
         """Adds one that is new, or that was preempted just now; its turn is as of now."""

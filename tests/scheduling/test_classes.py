@@ -10,9 +10,9 @@ from tests.scheduling.plain_world import SIZE, World, prompt
 BATCH, NORMAL, INTERACTIVE = 1, 0, -1
 
 
-def full(num_seats: int, *, priority: int = BATCH, **limits: int) -> tuple[World, list[Sequence]]:
+def full(num_seats: int, *, priority: int = BATCH) -> tuple[World, list[Sequence]]:
     """All seats are taken, by sequences that decode."""
-    world = World(max_num_seqs=num_seats, **limits)
+    world = World(max_num_seqs=num_seats)
     running = [
         world.submit(prompt(start, 3), max_tokens=60, priority=priority, arrival_s=start)
         for start in range(num_seats)

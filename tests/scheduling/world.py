@@ -251,7 +251,7 @@ class World:
     def _kept_waiting(self, scheduled: Scheduled, before: _Before) -> list[Sequence]:
         """New ones that could have started in the step, or have got only a part of their tokens."""
         waiting = [s for s in before.waiting if s.status is not Status.RUNNING]
-        filled = scheduled.filling.union(*(f.scheduled.filling for f in self.flights))
+        filled = self._filling() | scheduled.filling
         pool, version = self.scheduler.pool, scheduled.batch.version
         cut = [s for s in scheduled.sequences if s.num_scheduled_tokens < len(s.token_ids)]
         if len(self.running) == self.num_seats or not all(
@@ -260,6 +260,10 @@ class World:
         ):
             return cut
         return cut + [s for s in waiting if pool.next_digest(s, len(pool.match(s))) not in filled]
+
+    def _filling(self) -> frozenset[bytes]:
+        """Digests of the pages that the steps under way fill."""
+        return frozenset[bytes]().union(*(flight.scheduled.filling for flight in self.flights))
 
     def _num_needed(self, rank: tuple[float, int]) -> int:
         """Pages that those of a better rank lack for their tokens."""
@@ -293,7 +297,8 @@ class World:
             num_pages = pool.pages_for(first.max_total_tokens) + self._num_needed(first.rank)
             has_room = num_pages < pool.num_available
             in_flight = {flight.scheduled.batch.version for flight in self.flights}
-            if has_room and first.version not in in_flight:
+            is_held = pool.next_digest(first, len(pool.match(first))) in self._filling()
+            if has_room and first.version not in in_flight and not is_held:
                 ready.add(first.version)
         return ready
 
