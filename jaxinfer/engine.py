@@ -29,6 +29,7 @@ from jaxinfer.errors import (
     EngineFailure,
     InvalidRequest,
     JaxInferError,
+    Overloaded,
     PoolLost,
 )
 from jaxinfer.outputs import EngineStep, RequestOutput, TokenLogprob
@@ -289,9 +290,12 @@ class Engine:
         return self._fail([s for s in scheduled.sequences if s in self._choices], _failure(error))
 
     def _expire(self, now: float) -> tuple[RequestOutput, ...]:
+        errors: dict[Sequence, JaxInferError] = {}
+        errors |= {s: _too_late(s, now) for s in self._scheduler.expire(now)}
+        errors |= {s: _not_started(s, now) for s in self._scheduler.expire_queued(now)}
         return tuple(
-            self._end(sequence, FinishReason.TIMEOUT, now, _too_late(sequence, now))
-            for sequence in self._scheduler.expire(now)
+            self._end(sequence, FinishReason.TIMEOUT, now, error)
+            for sequence, error in errors.items()
         )
 
     def _fail(self, sequences: list[Sequence], error: JaxInferError) -> tuple[RequestOutput, ...]:
@@ -364,4 +368,13 @@ def _too_late(sequence: Sequence, now: float) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"the request ended at its deadline, after {waited:.1f} s and "
         f"{sequence.num_output_tokens} tokens; give it more time or ask for fewer tokens"
+    )
+
+
+def _not_started(sequence: Sequence, now: float) -> Overloaded:
+    waited = now - sequence.request.arrival_s
+    return Overloaded(
+        f"the request waited {waited:.1f} s for its turn, which is as long as it may; "
+        "try again later, or let it wait longer",
+        retry_after_s=min(max(waited, 1.0), 60.0),
     )

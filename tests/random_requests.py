@@ -208,14 +208,15 @@ def assert_nothing_compiled_and_nothing_kept(
     """The run of all features: every program was called, none was made."""
     clock = FakeClock()
     engine = small_engine(built, num_pages, clock)
-    requests = RandomRequests(0, engine.vocab_size, limits)
+    requests = RandomRequests(3, engine.vocab_size, limits)
     tally = run(engine, requests, number, limits, clock)
     assert built.compile_events()["serving"] == 0
     assert engine.pool_stats().pages_used == 0
     assert tally.reasons.keys() == set(FinishReason) - {FinishReason.ERROR}
     assert tally.num_preemptions > 0
     assert tally.num_cached_tokens > 0
-    assert tally.buckets == {
+    buckets = {
         *(("decode", rows) for rows in built.buckets.rows),
         *(("prefill", tokens) for tokens in built.buckets.tokens),
     }
+    assert tally.buckets == buckets, f"not called: {buckets - tally.buckets}"

@@ -14,6 +14,7 @@ from jaxinfer.errors import (
     DeadlineExceeded,
     EngineFailure,
     InvalidRequest,
+    Overloaded,
     Unavailable,
 )
 from jaxinfer.outputs import Truncation
@@ -254,6 +255,46 @@ def test_a_deadline_ends_an_answer_with_its_error_and_its_text():
     assert isinstance(answer.error, DeadlineExceeded)
     assert step.stats is None  # of the step under way nothing is left
     assert (engine.has_work(), engine.pool_stats().pages_used) == (False, 0)
+
+
+@pytest.mark.parametrize(("arrival_s", "retry_after_s"), [(0.0, 6.0), (-500.0, 60.0), (5.9, 1.0)])
+def test_who_has_not_started_by_its_queue_deadline_is_told_to_come_back(arrival_s, retry_after_s):
+    clock = FakeClock()
+    engine = make_engine(says("abcdefgh"), clock=clock, max_num_seqs=1)
+    where = {"queue_deadline_s": 5.0, "deadline_s": 9.0}
+    engine.submit(request(name="runs", max_tokens=3, where=where | {"arrival_s": -1000.0}))
+    engine.submit(request(name="waits", max_tokens=3, where=where | {"arrival_s": arrival_s}))
+    answers = Answers()
+    answers.add(engine.step().outputs)
+    clock.now = 6.0
+    answers.add(engine.step().outputs)
+    answer = answers["waits", 0]
+    assert (answer.finish_reason, answer.token_ids) == (FinishReason.TIMEOUT, [])
+    assert isinstance(answer.error, Overloaded)
+    assert answer.error.retry_after_s == pytest.approx(retry_after_s)
+    assert f"waited {6.0 - arrival_s:.1f} s" in answer.error.message
+    while engine.has_work():
+        answers.add(engine.step().outputs)
+    assert answers["runs", 0].finish_reason is FinishReason.LENGTH
+
+
+def test_the_deadline_of_a_run_goes_before_that_of_the_queue():
+    clock = FakeClock()
+    engine = make_engine(says("abc"), clock=clock)
+    engine.submit(request(max_tokens=3, where={"queue_deadline_s": 5.0, "deadline_s": 5.0}))
+    clock.now = 6.0
+    (output,) = engine.step().outputs
+    assert isinstance(output.error, DeadlineExceeded)
+
+
+def test_a_short_prompt_is_answered_in_the_next_step_however_long_another_one_is():
+    engine = make_engine(FakeRunner(num_pages=64), max_num_batched_tokens=32)
+    engine.submit(request((1,) * 200, name="long", max_tokens=2))
+    for _ in range(2):
+        engine.step()
+    engine.submit(request((2, 3), name="short", max_tokens=2))
+    assert engine.step().outputs == ()  # of a step that was under way when it came
+    assert [output.request_id for output in engine.step().outputs] == ["short"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxinfer.config import SamplingParams
-from jaxinfer.errors import EngineFailure
+from jaxinfer.errors import EngineFailure, Overloaded
 from jaxinfer.scheduling.page_pool import page_digest
 from jaxinfer.scheduling.request import FinishReason, Request
 from tests.fakes import Answers, FakeClock, FakeRunner, FakeTokenizer, make_engine, run_all
@@ -84,8 +84,9 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         prompt=PROMPT,
         sampling=SAMPLING,
-        priority=st.integers(0, 1),
+        priority=st.integers(-1, 1),
         patience_s=st.sampled_from([None, None, None, 25.0]),
+        queue_s=st.sampled_from([None, None, None, 4.0]),
     )
     def submit(
         self,
@@ -93,6 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
         sampling: dict[str, Any],
         priority: int,
         patience_s: float | None,
+        queue_s: float | None,
     ) -> None:
         name = str(len(self.requests))
         request = Request(
@@ -102,6 +104,7 @@ class EngineMachine(RuleBasedStateMachine):
             arrival_s=self.clock.now,
             priority=priority,
             deadline_s=None if patience_s is None else self.clock.now + patience_s,
+            queue_deadline_s=None if queue_s is None else self.clock.now + queue_s,
         )
         self.engine.submit(request)
         self.requests[name] = request
@@ -177,7 +180,10 @@ class EngineMachine(RuleBasedStateMachine):
             return
         assert answer.token_ids == alone.token_ids[: len(answer.token_ids)]
         assert answer.finish_reason is not FinishReason.ABORT or was_aborted
-        assert answer.finish_reason is not FinishReason.TIMEOUT or request.deadline_s is not None
+        if answer.finish_reason is FinishReason.TIMEOUT:
+            is_queued = isinstance(answer.error, Overloaded)
+            assert (request.queue_deadline_s if is_queued else request.deadline_s) is not None
+            assert not (is_queued and answer.token_ids)
         if answer.finish_reason is FinishReason.ERROR:
             assert isinstance(answer.error, EngineFailure)
 

@@ -66,7 +66,7 @@ def _beside(number: int) -> Run:
 
     def run(lab: Lab, group: Sequence[Probe]) -> Outcomes:
         session = lab.subject.session()
-        num_others = number + 1 - len(group)
+        num_others = max(1, number + 1 - len(group))  # a probe may end before another draws
         coming = neighbours(
             lab.rng(number, group[0].num_prompt),
             num_others,
@@ -144,10 +144,13 @@ def _abort(lab: Lab, group: Sequence[Probe]) -> Outcomes:
 
 
 def _ride(lab: Lab, group: Sequence[Probe]) -> Outcomes:
-    """Probes decode while a long prompt comes in chunks."""
+    """Probes decode while a long prompt comes in chunks. It is not shorter than they are, or it
+    would come before them.
+    """
     session = lab.subject.session(max_tokens=lab.limits.buckets.tokens[0])
     ids = submit(session, group, NUM_TOKENS)
-    (long,) = neighbours(lab.rng(1), 1, lab.subject.vocab_size, lengths=(100, 100))
+    length = max(100, *(probe.num_prompt for probe in group))
+    (long,) = neighbours(lab.rng(1), 1, lab.subject.vocab_size, lengths=(length, length))
     session.submit(long)
     session.drain()
 

@@ -114,6 +114,10 @@ class PagePool:
         """How many of these nobody owns: sharing them takes as many from `num_available`."""
         return sum(self._num_refs[page] == 0 for page in pages)
 
+    def num_own(self, pages: Iterable[int]) -> int:
+        """How many of these have one owner: its release adds as many to `num_available`."""
+        return sum(self._num_refs[page] == 1 for page in pages)
+
     def next_digest(self, sequence: Sequence, num_matched: int) -> bytes | None:
         """Digest of the first page that `match` did not find, if it could have found it."""
         if (

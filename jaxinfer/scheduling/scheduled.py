@@ -43,17 +43,38 @@ class Scheduled:
 class StepDraft:
     """A step while it is put together: sequences that go on by a token, then others."""
 
-    __slots__ = ("budget", "decoding", "filling", "has_chunks", "num_new", "others", "version")
+    __slots__ = (
+        "budget",
+        "decoding",
+        "far",
+        "filling",
+        "gave_way",
+        "has_chunks",
+        "held",
+        "is_closed",
+        "num_new",
+        "others",
+        "version",
+    )
 
     def __init__(self, budget: int, version: str):
         self.budget = budget  # tokens left for chunks
         self.version = version  # of the weights, for every row
         self.decoding: Seats = np.empty(0, np.intp)  # running, and behind by one token
+        self.far: list[Sequence] = []  # running, and behind by more; best rank first
         self.others: list[Sequence] = []  # running with more to compute, or just started
         self.num_new: list[int] = []  # tokens that each of the others computes
         self.has_chunks = False  # one of the others is behind by more than one token
         self.filling: set[bytes] = set()  # digests of pages that this step fills
+        self.held: list[Sequence] = []  # taken out of the waiting until the step is complete
+        self.gave_way: list[Sequence] = []  # preempted in this step
+        self.is_closed = False  # nobody more starts in this step
 
     @property
     def is_empty(self) -> bool:
         return not self.others and not len(self.decoding)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Takes one out that is behind by one token, whether or not it would have gone on."""
+        self.decoding = self.decoding[self.decoding != sequence.seat]
+        self.budget += 1

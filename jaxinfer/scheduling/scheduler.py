@@ -8,12 +8,25 @@ never changes. So inside a class it is first come, first served, and a sequence 
 behind those of a better class q only if they arrived less than (p - q) * AGING_S seconds after it:
 that is the bound of its starvation.
 
+Turns. Each that decodes has its token in every step. What is left of the token budget goes in the
+order of (size, rank), to those that run and those that wait alike, and the last one is cut. A size
+is one step of doubling (waiting.py). So a prompt of up to half a budget starts in the next step
+that is scheduled, whatever longer one is under way. But a quarter of what is left is kept for the
+best rank of all that have more than a token to compute. Everybody comes to have the best rank, for
+those that come later have a worse one in the end; so a stream of short prompts makes a long one
+slower, at most by four, and never stops it.
+
 Progress. Running sequences get pages in the order of their rank. One that finds none takes them
-from the worst running sequence, if that is worse than itself; else it skips the step and keeps
-what it has. So the best one runs in every step (submission has checked that it fits alone), and
-what is preempted was preempted by progress of a better one. It resumes only when the pages of all
-its tokens are there at once, with a page to go on. A step computes with one version of the
-weights; versions that have work take turns.
+from one of a worse rank: of the lowest class among these, and in it of the worst rank. Without any
+it skips the step and keeps what it has. So the best one runs in every step (submission has checked
+that it fits alone), and what is preempted was preempted by progress of a better one. It resumes
+only when the pages of all its tokens are there at once, with a page to go on. A step computes with
+one version of the weights; versions that have work take turns.
+
+Classes. One that waits and finds no seat or no pages may take them from running ones that are of a
+lower class and of a worse rank, if that is enough for it to start. Who has given way does not give
+way to a start again before it has drawn a token; those that come after (p - q) * AGING_S seconds
+find it in a better rank than their own. So it ends, and its preemptions are fewer than its tokens.
 
 A paused sequence has given its pages back and is in no queue; only its deadline still runs. When it
 is resumed it goes on as if it had been preempted, at its old rank.
@@ -26,6 +39,8 @@ dispatch, so pages may change hands at once. Only `update` indexes pages for reu
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import numpy as np
 
 from jaxinfer.config import SchedulerConfig
@@ -35,17 +50,20 @@ from jaxinfer.scheduling.batch_builder import BatchBuilder
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.length_limit import LengthLimit
 from jaxinfer.scheduling.page_pool import PagePool
+from jaxinfer.scheduling.rank import Turn, rank_of
 from jaxinfer.scheduling.running import Running
 from jaxinfer.scheduling.running_table import RunningTable
 from jaxinfer.scheduling.scheduled import Scheduled, StepDraft
+from jaxinfer.scheduling.seating import Seating
 from jaxinfer.scheduling.sequence import Sequence, Status
 from jaxinfer.scheduling.sequence_heap import SequenceHeap
 from jaxinfer.scheduling.steps_under_way import StepsUnderWay
 from jaxinfer.scheduling.version_turns import VersionTurns
+from jaxinfer.scheduling.waiting import Waiting
 from jaxinfer.stats import PoolStats
 
-AGING_S = 30.0  # a class is worth this much waiting
-MAX_HELD = 16  # sequences that may be held back for a page in one step
+SHARE_OF_BEST = 4  # one in so many tokens of what is left for chunks
+_by_turn = attrgetter("turn")
 
 
 class Scheduler:
@@ -68,20 +86,19 @@ class Scheduler:
         self.pool = pool
         self._max_tokens = config.max_num_batched_tokens
         # One token of every step is left for a chunk, so no more run than there are tokens.
-        self._num_seats = min(config.max_num_seqs, self._max_tokens)
-        self._table = RunningTable(self._num_seats, buckets.max_pages_per_seq, pool.page_size)
+        num_seats = min(config.max_num_seqs, self._max_tokens)
+        self._table = RunningTable(num_seats, buckets.max_pages_per_seq, pool.page_size)
         self._builder = BatchBuilder(buckets, self._table)
         self._turns = VersionTurns()
         self.running = Running(self._table, self._turns)
         self._under_way = StepsUnderWay(pool, self._table)
-        self._waiting = SequenceHeap()
+        self._waiting = Waiting(pool, self._max_tokens)
+        self._seating = Seating(pool, self._waiting, self.running, self._under_way, num_seats)
         self._deadlines = SequenceHeap()
+        self._queue_deadlines = SequenceHeap()  # of those that have run too, until they pass
         self._by_request: dict[str, list[Sequence]] = {}
         self._num_paused = 0
         self._num_submitted = 0
-        self._num_preemptions = 0
-        self._num_query_tokens = 0
-        self._num_hit_tokens = 0
 
     def has_work(self) -> bool:
         return bool(self.running) or len(self._waiting) > 0
@@ -97,23 +114,25 @@ class Scheduler:
             sequence.num_prompt_tokens, sampling.max_tokens, sampling.binding_cap
         )
         self._num_submitted += 1
-        sequence.rank = (request.arrival_s + request.priority * AGING_S, self._num_submitted)
+        sequence.rank = rank_of(request, self._num_submitted)
         self._by_request.setdefault(request.request_id, []).append(sequence)
-        self._waiting.push(sequence.rank, sequence)
+        self._waiting.enter(sequence)
         if request.deadline_s is not None:
             self._deadlines.push(request.deadline_s, sequence)
+        if request.queue_deadline_s is not None:
+            self._queue_deadlines.push(request.queue_deadline_s, sequence)
 
     def schedule(self, now: float) -> Scheduled | None:
         """The next step, with pages for all that it computes; None if nothing can run.
 
         The caller gives it to `update` or `discard`, in the order of the calls.
         """
-        first = self._waiting.peek() if len(self.running) < self._num_seats else None
-        for version in self._turns.order(first and first[1].version):
+        for version in self._turns.order(self._seating.next_version()):
             draft = StepDraft(self._max_tokens, version)
-            if not self._schedule_at_once(draft):
-                self._schedule_by_rank(draft)
-            self._start_waiting(draft, now)
+            if not self._decode_at_once(draft):
+                self._decode_by_rank(draft)
+            self._compute_chunks(draft, now)
+            self._seating.put_back(draft)
             if not draft.is_empty:
                 self._turns.take(version)
                 return self._dispatched(draft)
@@ -144,10 +163,11 @@ class Scheduler:
         if sequence.status is Status.FINISHED:
             return
         if sequence.status is Status.RUNNING:
-            self._stop_running(sequence, is_failed=is_failed)
+            self._seating.stop(sequence, is_failed=is_failed)
         self._num_paused -= sequence.status is Status.PAUSED
         self._waiting.remove(sequence)
         self._deadlines.remove(sequence)
+        self._queue_deadlines.remove(sequence)
         sequence.status = Status.FINISHED
         choices = self._by_request[sequence.request.request_id]
         choices.remove(sequence)
@@ -172,7 +192,7 @@ class Scheduler:
             if sequence.status is Status.PAUSED:
                 continue
             if sequence.status is Status.RUNNING:
-                self._stop_running(sequence)
+                self._seating.stop(sequence)
             self._waiting.remove(sequence)
             sequence.status = Status.PAUSED
             self._num_paused += 1
@@ -183,7 +203,7 @@ class Scheduler:
             if sequence.status is Status.PAUSED:
                 is_new = sequence.first_scheduled_s is None
                 self._num_paused -= 1
-                self._queue(sequence, Status.WAITING if is_new else Status.PREEMPTED)
+                self._seating.queue(sequence, Status.WAITING if is_new else Status.PREEMPTED)
 
     def expire(self, now: float) -> list[Sequence]:
         """Ends the sequences whose deadline has passed, and returns them."""
@@ -191,6 +211,16 @@ class Scheduler:
         while (first := self._deadlines.peek()) is not None and first[0] < now:
             expired.append(first[1])
             self.finish(first[1])
+        return expired
+
+    def expire_queued(self, now: float) -> list[Sequence]:
+        """The same for those that have never run, and whose queue deadline has passed."""
+        expired: list[Sequence] = []
+        while (first := self._queue_deadlines.peek()) is not None and first[0] < now:
+            self._queue_deadlines.remove(first[1])
+            if first[1].first_scheduled_s is None:
+                expired.append(first[1])
+                self.finish(first[1])
         return expired
 
     def stats(self) -> PoolStats:
@@ -201,9 +231,9 @@ class Scheduler:
             pages_used=self.pool.num_used,
             pages_cached=self.pool.num_cached,
             pages_free=self.pool.num_free,
-            num_preemptions=self._num_preemptions,
-            prefix_query_tokens=self._num_query_tokens,
-            prefix_hit_tokens=self._num_hit_tokens,
+            num_preemptions=self._seating.num_preemptions,
+            prefix_query_tokens=self._seating.num_query_tokens,
+            prefix_hit_tokens=self._seating.num_hit_tokens,
             num_paused=self._num_paused,
         )
 
@@ -243,163 +273,115 @@ class Scheduler:
             table.is_far[sequence.seat] = sequence.num_behind > 1
         return scheduled
 
-    def _schedule_at_once(self, draft: StepDraft) -> bool:
-        """All that runs, by array operations; False, and nothing done, if pages are short."""
+    def _decode_at_once(self, draft: StepDraft) -> bool:
+        """Pages for all that decodes and for the share of the best, by array operations.
+
+        Returns: False, and nothing is done, if there are not enough.
+        """
         pool, table, seats = self.pool, self._table, self.running.seats(draft.version)
         num_scheduled, is_far = table.num_scheduled[seats], table.is_far[seats]
         can_draw = ~is_far & (num_scheduled + 1 < table.max_total[seats])
         decoding = seats[can_draw]
         growing = table.sequences(decoding[num_scheduled[can_draw] >= table.room[decoding]])
-        draft.budget -= len(seats) - int(np.count_nonzero(is_far))
-        chunks = self._chunks(table.sequences(seats[is_far]), draft.budget)
-        num_pages = [
-            max(0, pool.pages_for(s.num_scheduled_tokens + n) - len(s.page_table))
-            for s, n in chunks
-        ]
-        if len(growing) + sum(num_pages) > pool.num_available:
+        far = table.sequences(seats[is_far])
+        budget = draft.budget - (len(seats) - len(far))
+        end = far[0].num_scheduled_tokens + _share(far[0], budget) if far else 0
+        if len(growing) + (self._num_short(far[0], end) if far else 0) > pool.num_available:
             return False
         for sequence, page in zip(growing, pool.allocate(len(growing)), strict=True):
             table.add_pages(sequence, [page])
-        for (sequence, length), number in zip(chunks, num_pages, strict=True):
-            table.add_pages(sequence, pool.allocate(number))
-            self._add_chunk(draft, sequence, length)
-        draft.decoding = decoding
+        if far:
+            self._take_pages(far[0], end)
+        draft.budget, draft.decoding, draft.far = budget, decoding, far
         return True
 
-    @staticmethod
-    def _chunks(sequences: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
-        """What each computes of its tokens while the budget lasts."""
-        chunks: list[tuple[Sequence, int]] = []
-        for sequence in sequences:
-            length = min(sequence.num_behind, budget)
-            if length <= 0:
-                break
-            chunks.append((sequence, length))
-            budget -= length
-        return chunks
+    def _decode_by_rank(self, draft: StepDraft) -> None:
+        """The same where pages are short: sequence by sequence, the best one first."""
+        decoding: list[int] = []
+        is_far = self._table.is_far[self.running.seats(draft.version)]
+        draft.budget -= int(np.count_nonzero(~is_far))
+        for sequence in list(self.running):
+            if sequence.status is not Status.RUNNING or sequence.version != draft.version:
+                continue  # it gave way to one before it, or it is not its turn
+            if sequence.num_behind > 1:
+                if not draft.far:
+                    self._grow(sequence, _share(sequence, draft.budget), draft)
+                draft.far.append(sequence)
+                continue
+            can_draw = sequence.num_tokens < sequence.max_total_tokens
+            if can_draw and self._grow(sequence, 1, draft):
+                decoding.append(sequence.seat)
+        draft.far = [s for s in draft.far if s.status is Status.RUNNING]
+        draft.decoding = np.array(decoding, np.intp)
 
-    def _add_chunk(self, draft: StepDraft, sequence: Sequence, length: int) -> None:
+    def _grow(self, sequence: Sequence, length: int, draft: StepDraft) -> int:
+        """Gets pages for so many more tokens, or for as many as it can; returns how many."""
         start = sequence.num_scheduled_tokens
+        is_full = start == len(sequence.page_table) * self.pool.page_size
+        while is_full and not self.pool.num_available:
+            worse = self.running.giving_way_to(sequence)
+            if worse is None:
+                break
+            draft.gave_way.append(worse)
+            self._seating.preempt(worse)
+        return self._take_pages(sequence, start + length) - start
+
+    def _take_pages(self, sequence: Sequence, end: int) -> int:
+        """Free pages up to token `end`; returns where they end."""
+        num_pages = min(self._num_short(sequence, end), self.pool.num_available)
+        self._table.add_pages(sequence, self.pool.allocate(num_pages))
+        return min(end, len(sequence.page_table) * self.pool.page_size)
+
+    def _num_short(self, sequence: Sequence, end: int) -> int:
+        """Pages that it lacks up to token `end`."""
+        return max(0, self.pool.pages_for(end) - len(sequence.page_table))
+
+    def _compute_chunks(self, draft: StepDraft, now: float) -> None:
+        """Gives what is left of the budget to those that run and those that wait, in turn.
+
+        Pages are only taken here, by whoever runs: a start leaves what better ones need.
+        """
+        best = self._best(draft, now)
+        share = 0 if best is None else _share(best, draft.budget)
+        draft.budget -= share
+        for sequence in sorted(draft.far, key=_by_turn):
+            self._start_before(sequence.turn, draft, now)
+            if sequence is best:
+                draft.budget += share
+            if sequence.status is Status.RUNNING:  # it may have given way to a start
+                self._go_on(sequence, draft)
+        self._start_before(None, draft, now)
+
+    def _best(self, draft: StepDraft, now: float) -> Sequence | None:
+        """Whose the share is: of those with more to compute the best rank, if it has a seat."""
+        best, waiting = draft.far[0] if draft.far else None, self._waiting.best
+        if waiting is None or (best is not None and best.rank < waiting.rank):
+            return best
+        if not self._seating.start(waiting, draft, draft.budget, now):
+            return best
+        draft.far.append(waiting)
+        return waiting
+
+    def _start_before(self, turn: Turn | None, draft: StepDraft, now: float) -> None:
+        """Starts those whose turn is before, while there are tokens, seats and pages."""
+        while draft.budget > 0 and (first := self._seating.next(draft, turn)) is not None:
+            if self._seating.start(first, draft, draft.budget, now):
+                self._go_on(first, draft)
+
+    def _go_on(self, sequence: Sequence, draft: StepDraft) -> None:
+        """A chunk of its tokens, as far as there are tokens of the budget and pages."""
+        start = sequence.num_scheduled_tokens
+        end = start + min(sequence.num_behind, draft.budget)
+        length = self._take_pages(sequence, end) - start
+        if length <= 0:
+            return
         draft.others.append(sequence)
         draft.num_new.append(length)
         draft.budget -= length
         draft.has_chunks |= sequence.num_behind > 1
         draft.filling |= self.pool.digests_filled(sequence, start, start + length)
 
-    def _schedule_by_rank(self, draft: StepDraft) -> None:
-        """The same where pages are short: sequence by sequence, the best one first."""
-        decoding: list[int] = []
-        is_far = self._table.is_far[self.running.seats(draft.version)]
-        draft.budget = self._max_tokens - int(np.count_nonzero(~is_far))
-        for sequence in self.running:  # may lose members at its end meanwhile
-            if sequence.version != draft.version:
-                continue
-            is_far = sequence.num_behind > 1
-            if not is_far and sequence.num_tokens >= sequence.max_total_tokens:
-                continue
-            length = min(sequence.num_behind, draft.budget) if is_far else 1
-            end = sequence.num_scheduled_tokens + length
-            if end > len(sequence.page_table) * self.pool.page_size:
-                length = self._grow(sequence, end)
-            if length <= 0:
-                continue
-            if is_far:
-                self._add_chunk(draft, sequence, length)
-            else:
-                decoding.append(sequence.seat)
-        draft.decoding = np.array(decoding, np.intp)
 
-    def _grow(self, sequence: Sequence, end: int) -> int:
-        """Gets pages up to token `end`, or as far as there are any; returns the tokens that fit."""
-        pool, start = self.pool, sequence.num_scheduled_tokens
-        is_full = start == len(sequence.page_table) * pool.page_size
-        while is_full and not pool.num_available and self.running.worst is not sequence:
-            self._preempt(self.running.worst)
-        num_pages = min(pool.pages_for(end) - len(sequence.page_table), pool.num_available)
-        self._table.add_pages(sequence, pool.allocate(num_pages))
-        return min(end, len(sequence.page_table) * pool.page_size) - start
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self._stop_running(sequence)
-        sequence.num_preemptions += 1
-        self._num_preemptions += 1
-        self._queue(sequence, Status.PREEMPTED)
-
-    def _queue(self, sequence: Sequence, status: Status) -> None:
-        sequence.status = status
-        sequence.num_pages_wanted = 0
-        self._waiting.push(sequence.rank, sequence)
-
-    def _stop_running(self, sequence: Sequence, *, is_failed: bool = False) -> None:
-        pages = self.running.stop(sequence)
-        if is_failed:
-            self.pool.forget(pages)
-        self.pool.release(pages)
-
-    def _may_start(self) -> bool:
-        """Whether a waiting sequence could find a seat and, as far as it knows, its pages."""
-        if len(self.running) >= self._num_seats:
-            return False
-        first = self._waiting.peek()
-        return first is not None and (
-            first[1].num_pages_wanted + self._reserve() <= self.pool.num_available
-        )
-
-    def _start_waiting(self, draft: StepDraft, now: float) -> None:
-        """Starts waiting sequences in the order of their rank, until one finds no room.
-
-        One whose next page is being computed, in this very step or in one under way, is held back,
-        to find it in the prefix index. That can not go on for ever: each time, one more of its
-        pages is computed. One that was preempted with a token on its way lets nobody past until the
-        token is read: a worse one would take the pages that it resumes on.
-        """
-        pool, held = self.pool, list[Sequence]()
-        while draft.budget > 0 and len(held) < MAX_HELD and self._may_start():
-            sequence = self._waiting.first()
-            if sequence.version != draft.version or sequence.is_awaited:
-                break
-            pages = pool.match(sequence)
-            digest = pool.next_digest(sequence, len(pages))
-            is_filled = digest in draft.filling or self._under_way.is_filling(digest)
-            if is_filled:
-                self._waiting.remove(sequence)
-                held.append(sequence)
-            elif not self._start(sequence, pages, draft, now):
-                break
-        for sequence in held:
-            self._waiting.push(sequence.rank, sequence)
-
-    def _start(self, sequence: Sequence, pages: list[int], draft: StepDraft, now: float) -> bool:
-        """Starts or resumes a sequence behind its matched pages, if there are pages for it."""
-        pool, num_tokens = self.pool, sequence.num_tokens
-        num_hit = len(pages) * pool.page_size
-        length = min(num_tokens - num_hit, draft.budget)
-        num_pages = pool.pages_for(num_hit + length)
-        wanted = num_pages
-        if sequence.status is Status.PREEMPTED:
-            num_pages = pool.pages_for(num_tokens)
-            wanted = min(num_pages + 1, pool.pages_for(sequence.max_total_tokens - 1))
-        wanted += pool.num_idle(pages) - len(pages)
-        if wanted + self._reserve() > pool.num_available:
-            sequence.num_pages_wanted = wanted
-            return False
-        pool.share(pages)
-        sequence.page_table = pages + pool.allocate(num_pages - len(pages))
-        sequence.num_indexed_pages = len(pages)
-        if sequence.first_scheduled_s is None:
-            sequence.first_scheduled_s = now
-            sequence.num_cached_tokens = num_hit
-            self._num_hit_tokens += num_hit
-            self._num_query_tokens += num_tokens if pool.enable_prefix_caching else 0
-        self._waiting.remove(sequence)
-        self.running.start(sequence, num_hit)
-        self._add_chunk(draft, sequence, length)
-        return True
-
-    def _reserve(self) -> int:
-        """Pages that a start must leave, for those that run to go on for a while.
-
-        (Running prompts need none of them: with tokens left to start another, they have their
-        pages for all their tokens.)
-        """
-        return min(len(self.running), self.pool.num_pages // 8)
+def _share(sequence: Sequence, budget: int) -> int:
+    """Tokens that are kept for the best rank."""
+    return min(sequence.num_behind, max(1, budget // SHARE_OF_BEST))

@@ -19,6 +19,7 @@ import enum
 from array import array
 from typing import TYPE_CHECKING
 
+from jaxinfer.scheduling.rank import Rank, Turn
 from jaxinfer.scheduling.request import Request
 from jaxinfer.stats import RequestStats
 
@@ -68,6 +69,7 @@ class Sequence:
         "status",
         "table",
         "token_ids",
+        "turn",
         "version",
     )
 
@@ -87,7 +89,8 @@ class Sequence:
     num_pages_wanted: int  # it could not start with fewer when it last tried
     status: Status
     is_awaited: bool  # it was preempted while a token of it was on its way
-    rank: tuple[float, int]  # smaller runs first and is preempted last; unique
+    rank: Rank  # smaller runs first and is preempted last; unique
+    turn: Turn  # smaller is served first with what is left
     table: RunningTable | None  # where it sits while it runs; has its counters
     seat: int  # its line there; -1: none
     num_preemptions: int
@@ -112,6 +115,7 @@ class Sequence:
         self.status = Status.WAITING
         self.is_awaited = False
         self.rank = (0.0, 0)
+        self.turn = (0, self.rank)
         self.table = None
         self.seat = -1
         self.num_preemptions = 0

@@ -44,12 +44,6 @@ class SequenceHeap:
             heapq.heappop(self._heap)
         return None
 
-    def first(self) -> Sequence:
-        """The sequence that comes first; there is one."""
-        item = self.peek()
-        assert item is not None
-        return item[1]
-
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out if it is in it."""
         if self._ticket_of.pop(sequence, None) is None:

@@ -46,7 +46,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxinfer.scheduling.scheduler import AGING_S
+from jaxinfer.scheduling.rank import AGING_S
 from jaxinfer.server.service_rate import RATE_WINDOW_S, RecentSum
 
 SPEED_WINDOW_S = 10.0  # of tokens and starts; ends are fewer, and looked at for RATE_WINDOW_S

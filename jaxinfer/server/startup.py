@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 from jaxinfer.errors import ConfigError
-from jaxinfer.scheduling.scheduler import AGING_S
+from jaxinfer.scheduling.rank import aging_bound_s
 from jaxinfer.server.admission import Admission
 from jaxinfer.server.priority_class import PriorityClass
 from jaxinfer.server.priority_classes import PriorityClasses
@@ -82,7 +82,8 @@ def class_lines(classes: PriorityClasses, max_requests: int) -> Iterator[str]:
     shown = [_class(c, admission.most(c), c.name == classes.default_name) for c in classes.classes]
     yield f"classes: {'; '.join(shown)}"
     best = classes.classes[0]
-    waits = [f"{c.name} {(c.priority - best.priority) * AGING_S:g} s" for c in classes.classes[1:]]
+    bounds = {c.name: aging_bound_s(c.priority, best.priority) for c in classes.classes[1:]}
+    waits = [f"{name} {bound:g} s" for name, bound in bounds.items()]
     if waits:
         yield (
             f"ageing: a request waits only for {best.name} ones that arrived before it or soon "

@@ -16,7 +16,7 @@ from jaxinfer.scheduling.sequence import Sequence, Status
 from tests.scheduling.laws import check
 from tests.scheduling.snapshots import Snapshots
 from tests.scheduling.state_key import state_key
-from tests.scheduling.world import MAX_UNDER_WAY, Setup, World
+from tests.scheduling.world import MAX_UNDER_WAY, Setup, World, has_deadline
 
 Event = tuple[str, ...]  # a name and, of some, a request_id
 DISTURBANCES = frozenset(
@@ -60,7 +60,7 @@ class Plan:
                 yield from self._if_planned("resume", sequence)
             elif len(world.flights) < MAX_UNDER_WAY:
                 yield from self._if_planned("pause", sequence)
-        if any(s.request.deadline_s is not None for s in world.live):
+        if any(has_deadline(s) for s in world.live):
             yield from self._if_planned("expire")
         if world.version == "v1" and 0 < len(submitted) < len(self.requests):
             yield from self._if_planned("new version")

@@ -6,22 +6,25 @@ A patch changes what the production code does and nothing of the tests' own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxinfer.scheduling import prefix_index
+from jaxinfer.scheduling import prefix_index, scheduler
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.prefix_index import PrefixIndex
 from jaxinfer.scheduling.running import Running
 from jaxinfer.scheduling.running_table import RunningTable
 from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.seating import Seating
 from jaxinfer.scheduling.sequence import Sequence, Status
 from jaxinfer.scheduling.sequence_heap import SequenceHeap
 from jaxinfer.scheduling.steps_under_way import StepsUnderWay
 from jaxinfer.scheduling.version_turns import VersionTurns
+from tests.scheduling.plans import COLLIDING, SETUP
+from tests.scheduling.world import Setup
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -39,17 +42,17 @@ class Fault:
     patch: Patch
     caught_by: str
     events: tuple[str, ...] = ()
-    collides: bool = False
+    setup: Setup = SETUP
 
 
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(caught_by: str, *events: str, collides: bool = False) -> Callable[[Patch], Patch]:
+def fault(caught_by: str, *events: str, setup: Setup = SETUP) -> Callable[[Patch], Patch]:
     """Enters a patch in FAULTS under its name."""
 
     def enter(patch: Patch) -> Patch:
-        FAULTS[patch.__name__] = Fault(patch, caught_by, events, collides)
+        FAULTS[patch.__name__] = Fault(patch, caught_by, events, setup)
         return patch
 
     return enter
@@ -83,7 +86,7 @@ def the_first_page_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PagePool, "release", lambda self, pages: release(self, pages[1:]))
 
 
-@fault("page 2 was released twice")
+@fault("page 0 was released twice")
 def pages_are_released_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     release = PagePool.release
 
@@ -119,7 +122,7 @@ def pages_are_indexed_when_they_are_scheduled(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(StepsUnderWay, "add", add_and_index)
 
 
-@fault("law: a step reads its own context only", collides=True)
+@fault("law: a step reads its own context only", setup=COLLIDING)
 def a_hit_does_not_compare_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     def holds(self: PrefixIndex, page: int, sequence: Sequence, at: int, parent: int) -> bool:
         entry = self._entries[page]
@@ -139,7 +142,7 @@ def a_hit_and_its_digest_ignore_the_salt(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(PrefixIndex, "_holds", holds)
 
 
-@fault("law: a step has pages for all that it computes")
+@fault("law: a step computes the sequence's own tokens")
 def the_last_token_of_a_prompt_is_taken_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     def match(self: PagePool, sequence: Sequence) -> list[int]:
         pages: list[int] = []
@@ -232,23 +235,55 @@ def a_sequence_is_held_back_for_a_page_that_nobody_fills(monkeypatch: pytest.Mon
     monkeypatch.setattr(StepsUnderWay, "is_filling", lambda self, digest: True)
 
 
-@fault("'NoneType' object has no attribute 'version'")
+@fault("law: the lowest class and its worst give way first")
 def another_than_the_worst_is_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Running, "worst", property(lambda self: self._sequences[-2:][0]))
+    def best_of_worse(self: Running, sequence: Sequence) -> Sequence | None:
+        return next(iter(self.worse(sequence)), None)
+
+    monkeypatch.setattr(Running, "giving_way_to", best_of_worse)
+
+
+@fault("law: the lowest class and its worst give way first", setup=replace(SETUP, max_num_seqs=2))
+def another_than_the_worst_gives_way_to_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def best_of_worse(self: Seating, sequence: Sequence, *rest: Any) -> list[Sequence]:
+        return self._running.worse(sequence)[:1]
+
+    monkeypatch.setattr(Seating, "_giving_way", best_of_worse)
+
+
+@fault("law: nobody waits for one that takes longer", setup=replace(SETUP, num_pages=12))
+def whoever_came_first_takes_all_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_turn = Seating.next
+
+    def after_all(self: Seating, draft: Any, turn: Any) -> Sequence | None:
+        return None if turn else by_turn(self, draft, turn)
+
+    monkeypatch.setattr(Seating, "next", after_all)
+
+
+@fault("law: the best of those that are behind goes on")
+def nothing_is_kept_for_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_share", lambda sequence, budget: 0)
+
+
+@fault("law: what has waited too long ends, and nothing else", "expire")
+def a_queue_deadline_ends_what_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def expire_all(self: Scheduler, now: float) -> list[Sequence]:
+        expired: list[Sequence] = []
+        while (first := self._queue_deadlines.peek()) is not None and first[0] < now:
+            expired.append(first[1])
+            self.finish(first[1])
+        return expired
+
+    monkeypatch.setattr(Scheduler, "expire_queued", expire_all)
 
 
 @fault("law: a resumed one has pages for all its tokens")
 def a_resume_asks_for_too_few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Scheduler._start
+    def as_if_new(self: Seating, sequence: Sequence, end: int) -> tuple[int, int]:
+        return self._pool.pages_for(end), 0
 
-    def as_if_new(self: Scheduler, sequence: Sequence, *rest: Any) -> bool:
-        status, sequence.status = sequence.status, Status.WAITING
-        is_started = start(self, sequence, *rest)
-        if not is_started:
-            sequence.status = status
-        return is_started
-
-    monkeypatch.setattr(Scheduler, "_start", as_if_new)
+    monkeypatch.setattr(Seating, "_num_pages", as_if_new)
 
 
 @fault("law: a step has one version", "new version")
@@ -292,8 +327,8 @@ def a_seat_believes_in_more_room_than_it_has(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @fault("law: a step has pages for all that it computes")
-def a_step_at_once_writes_past_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunningTable, "add_pages", lambda self, sequence, pages: None)
+def a_chunk_goes_past_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "_take_pages", lambda self, sequence, end: end)
 
 
 @fault("law: a row has its own page table")
@@ -320,7 +355,7 @@ def a_step_goes_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "_dispatched", further)
 
 
-@fault("page table of seat 1")
+@fault("page table of seat 0")
 def a_page_that_became_another_is_not_written_to_the_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -339,7 +374,7 @@ def a_new_sitter_takes_the_token_of_the_last_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(RunningTable, "sit", sit_on_it)
 
 
-@fault("law: deadlines are of the living", "abort")
+@fault("law: queue deadlines are of the living", "abort")
 def an_ended_sequence_keeps_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     remove = SequenceHeap.remove
 

@@ -11,7 +11,7 @@ from collections import Counter
 from jaxinfer.scheduling.prefix_index import NO_PARENT
 from jaxinfer.scheduling.sequence import Sequence, Status
 from tests.scheduling.ghosts import law, solo
-from tests.scheduling.world import World
+from tests.scheduling.world import World, is_new
 
 
 def check(world: World) -> None:
@@ -115,13 +115,18 @@ def _check_queues(world: World) -> None:
     stats = scheduler.stats()
     law(stats.num_waiting == num_waiting, "who is live runs or waits")
     law(stats.num_paused == num_paused, "the paused are counted")
-    first = scheduler._waiting.peek()
-    if first is not None:
-        ranks = [s.rank for s in live if s.status not in (Status.RUNNING, Status.PAUSED)]
-        law(first[0] == first[1].rank == min(ranks), "the best waits in front")
+    waiting = [s for s in live if s.status not in (Status.RUNNING, Status.PAUSED)]
+    if waiting:
+        best, first = scheduler._waiting.best, scheduler._waiting.next
+        law(best is min(waiting, key=lambda s: s.rank), "the best waits in front")
+        law(first is min(waiting, key=lambda s: s.turn), "the first in turn waits in front")
     dated = {s for s in live if s.request.deadline_s is not None}
     heap = scheduler._deadlines
     law(len(heap) == len(dated) and all(s in heap for s in dated), "deadlines are of the living")
+    heap = scheduler._queue_deadlines
+    dated = {s for s in waiting if s.request.queue_deadline_s is not None and is_new(s)}
+    law(all(s in heap for s in dated), "who is new has its queue deadline")
+    law(set(heap._ticket_of) <= set(live), "queue deadlines are of the living")
     under_way = [flight.scheduled for flight in world.flights]
     law(list(scheduler._under_way._steps) == under_way, "steps are under way in their order")
 

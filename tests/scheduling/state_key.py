@@ -63,6 +63,8 @@ def _sequence_key(sequence: Sequence, page_name: Callable[[int], int]) -> tuple[
         sequence.num_indexed_pages,
         tuple([page_name(page) for page in sequence.page_table]),
         sequence.num_pages_wanted,
+        sequence.turn[0] if sequence.table is None or sequence.num_behind > 1 else 0,
+        sequence.num_preemptions == 0,
         sequence.is_indexable,
         sequence.is_awaited,
         sequence.table is not None and bool(sequence.table.has_drawn[sequence.seat]),

@@ -18,7 +18,7 @@ from tests.scheduling.exploration import (
     State,
     runs_to_the_end,
 )
-from tests.scheduling.plans import LONG, SETUP, SHORT, same_digest
+from tests.scheduling.plans import CLASSES, LONG, SETUP, SHORT, TIGHT, same_digest
 
 FOUR = replace(SETUP, max_num_batched_tokens=4)
 
@@ -40,10 +40,17 @@ def longest_runs(found: Exploration) -> list[Runs]:
 
 
 def test_every_order_of_events_keeps_the_laws_and_every_request_ends():
-    found = explored(Plan(FOUR, SHORT, DISTURBANCES - {"new version"}), at_least=12_000)
+    found = explored(Plan(TIGHT, SHORT, DISTURBANCES - {"new version"}), at_least=10_000)
     for longest in longest_runs(found):
         assert longest.num_events <= 12
-        assert longest.num_preemptions <= 1
+        assert longest.num_preemptions <= 2
+
+
+def test_with_three_classes_on_two_seats():
+    found = explored(Plan(TIGHT, CLASSES, frozenset({"expire"})), at_least=1_000)
+    for longest in longest_runs(found):
+        assert longest.num_events <= 20
+        assert longest.num_preemptions <= 3
 
 
 def test_with_two_versions_of_the_weights_too():
@@ -76,6 +83,15 @@ def test_a_run_that_comes_to_its_end_is_counted():
 def test_a_run_that_never_ends_is_found():
     with pytest.raises(LawBroken, match="every run comes to its end"):
         runs_to_the_end(a_circle(is_open=False), is_deep=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_with_three_seats():
+    found = explored(Plan(FOUR, SHORT, DISTURBANCES - {"new version"}), at_least=12_000)
+    for longest in longest_runs(found):
+        assert longest.num_events <= 12
+        assert longest.num_preemptions <= 1
 
 
 @pytest.mark.slow

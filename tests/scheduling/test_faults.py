@@ -6,7 +6,7 @@ import pytest
 
 from tests.scheduling.exploration import Explorer, LawBroken, Plan
 from tests.scheduling.faults import FAULTS
-from tests.scheduling.plans import COLLIDING, LONG, SETUP
+from tests.scheduling.plans import LONG
 
 MAX_STATES = 1500
 
@@ -15,12 +15,12 @@ MAX_STATES = 1500
 def test_the_exploration_finds(name, monkeypatch):
     fault = FAULTS[name]
     fault.patch(monkeypatch)
-    plan = Plan(COLLIDING if fault.collides else SETUP, LONG, frozenset(fault.events))
+    plan = Plan(fault.setup, LONG, frozenset(fault.events))
     with pytest.raises(LawBroken) as caught:
         Explorer(plan).run(MAX_STATES)
     assert str(caught.value).startswith(fault.caught_by)
 
 
 def test_what_is_explored_for_the_faults_keeps_the_laws_without_them():
-    for setup in (SETUP, COLLIDING):
+    for setup in {fault.setup for fault in FAULTS.values()}:
         Explorer(Plan(setup, LONG, frozenset())).run(MAX_STATES)

@@ -20,8 +20,11 @@ class World:
         self.turns = VersionTurns()
         self.running = Running(self.table, self.turns)
 
-    def start(self, rank: float, *, version: str = "v1", num_computed: int = 0) -> Sequence:
-        new = Sequence(Request("r", (1, 2, 3, 4, 5)), index=0, seed=0, version=version)
+    def start(
+        self, rank: float, *, version: str = "v1", num_computed: int = 0, priority: int = 0
+    ) -> Sequence:
+        request = Request("r", (1, 2, 3, 4, 5), priority=priority)
+        new = Sequence(request, index=0, seed=0, version=version)
         new.rank = (rank, int(rank))
         new.page_table = [int(rank), int(rank) + 10]
         self.running.start(new, num_computed)
@@ -32,9 +35,37 @@ def test_the_best_rank_comes_first_and_the_worst_gives_way():
     world = World()
     second, first, third = world.start(2), world.start(1), world.start(3)
     assert list(world.running) == [first, second, third]
-    assert world.running.worst is third
+    assert world.running.giving_way_to(first) is third
+    assert world.running.giving_way_to(third) is None
     assert world.table.sequences(world.running.seats("v1")) == [first, second, third]
     world.running.check_integrity()
+
+
+def test_the_lowest_class_gives_way_first_and_in_it_the_worst_rank():
+    world = World()
+    old, low, lower, new = (
+        world.start(rank, priority=priority) for rank, priority in ((1, 1), (2, 1), (3, 1), (4, 0))
+    )
+    assert world.running.lowest_class == 1
+    assert world.running.giving_way_to(old) is lower
+    assert world.running.giving_way_to(lower) is new  # of a better class, but nobody else is worse
+    assert world.running.giving_way_to(new) is None
+    for each in (old, low, lower):
+        world.running.stop(each)
+    assert world.running.lowest_class == 0
+    world.running.check_integrity()
+
+
+def test_nobody_runs_in_no_class():
+    assert World().running.lowest_class < -1000
+
+
+def test_who_has_more_to_compute_is_far_until_it_has_drawn():
+    world = World()
+    near, far = world.start(2, num_computed=4), world.start(1)
+    assert world.running.far() == [far]
+    world.table.has_drawn[near.seat] = True
+    assert [world.running.has_drawn(each) for each in (near, far)] == [True, False]
 
 
 def test_who_stops_gives_its_pages_back_and_its_seat_to_the_next():
@@ -108,7 +139,11 @@ def spoil_seats(world: World) -> None:
 
 
 def spoil_status(world: World) -> None:
-    world.running.worst.status = Status.WAITING
+    next(iter(world.running)).status = Status.WAITING
+
+
+def spoil_classes(world: World) -> None:
+    world.running._num_of_class[1] += 1
 
 
 @pytest.mark.parametrize(
@@ -122,6 +157,7 @@ def spoil_status(world: World) -> None:
         spoil_versions,
         spoil_seats,
         spoil_status,
+        spoil_classes,
     ],
 )
 def test_a_table_that_disagrees_with_its_sequences_is_noticed(spoil):

@@ -10,7 +10,9 @@ from jaxinfer.errors import ConfigError, ContextLengthExceeded
 from jaxinfer.scheduling.batch import StepResult
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
-from jaxinfer.scheduling.scheduler import AGING_S, MAX_HELD, Scheduler
+from jaxinfer.scheduling.rank import AGING_S
+from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.seating import MAX_HELD
 from jaxinfer.scheduling.sequence import Sequence, Status
 from tests.scheduling.plain_world import SIZE, World, prompt
 
@@ -293,6 +295,34 @@ def test_a_deadline_ends_a_sequence_in_any_state_and_only_that_one():
     assert endless.num_output_tokens == 20
 
 
+def test_who_has_never_run_by_its_queue_deadline_ends_and_nobody_else():
+    world = World(max_num_seqs=1, max_num_batched_tokens=16)
+    running = world.submit(prompt(0, 40), max_tokens=20, queue_deadline_s=5.0)
+    patient = world.submit(prompt(1, 8), max_tokens=2, queue_deadline_s=50.0)
+    waiting = world.submit(prompt(2, 8), max_tokens=2, queue_deadline_s=5.0)
+    gone = world.submit(prompt(3, 8), max_tokens=2, queue_deadline_s=4.0)
+    world.step()
+    world.scheduler.abort(gone.request.request_id)
+    assert world.scheduler.expire_queued(5.0) == []
+    assert world.scheduler.expire_queued(5.5) == [waiting]
+    assert world.scheduler.expire(99.0) == world.scheduler.expire_queued(9.0) == []
+    world.scheduler.check_integrity()
+    world.drain()
+    assert (running.num_output_tokens, patient.num_output_tokens) == (20, 2)
+
+
+def test_a_preempted_one_that_has_run_is_past_its_queue_deadline():
+    world = World(max_num_seqs=1)
+    old = world.submit(prompt(0, 8), max_tokens=9, queue_deadline_s=5.0, priority=1)
+    world.step()
+    world.submit(prompt(1, 8), max_tokens=9)
+    world.step()
+    assert old.status is Status.PREEMPTED
+    assert world.scheduler.expire_queued(99.0) == []
+    world.drain()
+    assert old.num_output_tokens == 9
+
+
 def test_a_row_without_a_number_gets_no_token_and_no_index():
     world = World()
     bad, good = world.submit(prompt(0, 8)), world.submit(prompt(1, 8))
@@ -320,11 +350,12 @@ def test_times_are_those_of_the_first_start_and_the_first_token():
 def test_nothing_is_remembered_of_what_has_ended():
     world = World(max_num_seqs=2)
     for start in range(6):
-        world.submit(prompt(start, 9), deadline_s=100.0)
+        world.submit(prompt(start, 9), deadline_s=100.0, queue_deadline_s=100.0)
     world.step()
     world.scheduler.abort("r6")
     world.drain()
-    assert len(world.scheduler._deadlines) == len(world.scheduler._waiting) == 0
+    assert len(world.scheduler._deadlines) == len(world.scheduler._queue_deadlines) == 0
+    assert len(world.scheduler._waiting) == 0
     assert not world.scheduler._by_request
     assert not len(world.scheduler.running)
 

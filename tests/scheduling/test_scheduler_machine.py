@@ -21,7 +21,7 @@ from jaxinfer.scheduling.page_pool import page_digest
 from jaxinfer.scheduling.request import Request
 from tests.scheduling.laws import check
 from tests.scheduling.plans import same_digest
-from tests.scheduling.world import MAX_UNDER_WAY, Setup, World
+from tests.scheduling.world import MAX_UNDER_WAY, Setup, World, has_deadline
 
 PROMPT = st.builds(
     lambda start, length, last: (*(i % 5 for i in range(start, start + length)), last),
@@ -53,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         salt=st.sampled_from(["", "", "", "s"]),
         patience_s=st.sampled_from([None, None, None, 25.0]),
+        queue_s=st.sampled_from([None, None, 5.0]),
     )
     def submit(
         self,
@@ -62,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         salt: str,
         patience_s: float | None,
+        queue_s: float | None,
     ) -> None:
         world = self.world
         request = Request(
@@ -71,6 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             arrival_s=world.now,
             priority=priority,
             deadline_s=None if patience_s is None else world.now + patience_s,
+            queue_deadline_s=None if queue_s is None else world.now + queue_s,
             cache_salt=salt,
         )
         world.submit(request)
@@ -125,7 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         live = sorted({s.request.request_id for s in self.world.live}, key=int)
         change(data.draw(st.sampled_from(live)))
 
-    @precondition(lambda self: any(s.request.deadline_s is not None for s in self.world.live))
+    @precondition(lambda self: any(has_deadline(s) for s in self.world.live))
     @rule()
     def expire(self) -> None:
         self.world.expire()

@@ -131,7 +131,7 @@ def test_an_awaited_one_does_not_start_before_its_token_is_known():
     world = World(num_pages=16)
     only = world.submit(6)
     first = world.schedule()
-    world.scheduler._preempt(only)
+    world.scheduler._seating.preempt(only)
     assert only.is_awaited
     assert world.scheduler.schedule(0.0) is None
     world.read(first, 50)

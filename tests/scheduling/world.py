@@ -17,6 +17,7 @@ from jaxinfer.scheduling.batch import StepResult
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool, page_digest
 from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.running import by_class
 from jaxinfer.scheduling.scheduled import Scheduled
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.scheduling.sequence import Sequence, Status
@@ -158,19 +159,21 @@ class World:
         law(self.scheduler.abort(request_id) == lived, "an abort ends all choices that live")
 
     def expire(self) -> None:
-        """Time goes on to just after the next deadline."""
-        deadlines = {s: s.request.deadline_s for s in self.live}
-        next_s = min(deadline_s for deadline_s in deadlines.values() if deadline_s is not None)
-        self.now = max(self.now, next_s + 0.5)
-        late = {s for s, at in deadlines.items() if at is not None and at < self.now}
+        """Time goes on to just after the next deadline, of those that have not run too."""
+        run = {s: s.request.deadline_s for s in self.live}
+        queued = {s: s.request.queue_deadline_s for s in self.live if is_new(s)}
+        deadlines = [at for at in (*run.values(), *queued.values()) if at is not None]
+        self.now = max(self.now, min(deadlines) + 0.5)
+        late = {s for s, at in run.items() if at is not None and at < self.now}
         law(set(self.scheduler.expire(self.now)) == late, "what is too late ends, and nothing else")
+        late = {s for s, at in queued.items() if at is not None and at < self.now} - late
+        found = set(self.scheduler.expire_queued(self.now))
+        law(found == late, "what has waited too long ends, and nothing else")
 
     def _scheduled(self) -> Scheduled | None:
-        before, ready = self.running, self._ready_versions()
-        num_before = [s.num_preemptions for s in before]
-        starters = {s: s.status for s in self.live if s.status is not Status.RUNNING}
+        before, ready = _Before(self), self._ready_versions()
         scheduled = self.scheduler.schedule(self.now)
-        preempted = [s for s, n in zip(before, num_before, strict=True) if s.num_preemptions > n]
+        preempted = [s for s, n in before.num_preemptions.items() if s.num_preemptions > n]
         waits = all(s.status is Status.PREEMPTED for s in preempted)
         law(waits, "what is preempted does not resume in the same step")
         self.num_preemptions += len(preempted)
@@ -182,7 +185,8 @@ class World:
         self._check_step(scheduled)
         self._check_preempted(scheduled, preempted, before)
         self._check_turn(scheduled, ready)
-        for sequence, status in starters.items():
+        self._check_line(scheduled, before)
+        for sequence, status in before.statuses.items():
             if sequence.status is Status.RUNNING:
                 self._check_started(sequence, status)
         return scheduled
@@ -212,15 +216,60 @@ class World:
             at += length
 
     def _check_preempted(
-        self, scheduled: Scheduled, preempted: list[Sequence], before: list[Sequence]
+        self, scheduled: Scheduled, preempted: list[Sequence], before: _Before
     ) -> None:
-        """The worst go first, for the progress of a better one."""
-        stayed = [s for s in before if s not in preempted]
+        """The lowest class goes first and in it the worst, for one of a better rank."""
+        stayed = [s for s in before.running if s not in preempted]
         for sequence in preempted:
-            is_worst = all(other.rank < sequence.rank for other in stayed)
-            law(is_worst, "the worst is preempted")
-            is_for_better = any(s.rank < sequence.rank for s in scheduled.sequences)
-            law(is_for_better, "a better one goes on when one is preempted")
+            better = [s for s in scheduled.sequences if s.rank < sequence.rank]
+            law(bool(better), "a better one goes on when one is preempted")
+            is_first = any(
+                before.is_first_to_give_way(sequence, other, stayed)
+                if other in before.running
+                else before.is_first_to_give_way_to_start(sequence, other, stayed)
+                for other in better
+            )
+            law(is_first, "the lowest class and its worst give way first")
+
+    def _check_line(self, scheduled: Scheduled, before: _Before) -> None:
+        """Who takes longer keeps nobody waiting, but for the share of the best, which goes on."""
+        pool, lengths = self.scheduler.pool, scheduled.rows.num_new.tolist()
+        chunks = dict(zip(scheduled.sequences, lengths, strict=True))
+        for sequence in self._kept_waiting(scheduled, before):
+            needed = self._num_needed(sequence.rank) + pool.pages_for(sequence.max_total_tokens)
+            if needed + len(self.running) > pool.num_available:
+                continue
+            larger = [n for s, n in chunks.items() if before.is_far(s) and s.turn > sequence.turn]
+            law(sum(larger) <= max(1, self.budget // 4), "nobody waits for one that takes longer")
+        far = [s for s in self.running if s.version == scheduled.batch.version and before.is_far(s)]
+        if far:
+            best, size = min(far, key=lambda s: s.rank), pool.page_size
+            is_full = best.num_scheduled_tokens == len(best.page_table) * size
+            goes_on = best in chunks or (is_full and not pool.num_available)
+            law(goes_on, "the best of those that are behind goes on")
+
+    def _kept_waiting(self, scheduled: Scheduled, before: _Before) -> list[Sequence]:
+        """New ones that could have started in the step, or have got only a part of their tokens."""
+        waiting = [s for s in before.waiting if s.status is not Status.RUNNING]
+        filled = self._filling() | scheduled.filling
+        pool, version = self.scheduler.pool, scheduled.batch.version
+        cut = [s for s in scheduled.sequences if s.num_scheduled_tokens < len(s.token_ids)]
+        if len(self.running) == self.num_seats or not all(
+            s.version == version and s.status is Status.WAITING and not s.num_pages_wanted
+            for s in waiting
+        ):
+            return cut
+        return cut + [s for s in waiting if pool.next_digest(s, len(pool.match(s))) not in filled]
+
+    def _filling(self) -> frozenset[bytes]:
+        """Digests of the pages that the steps under way fill."""
+        return frozenset[bytes]().union(*(flight.scheduled.filling for flight in self.flights))
+
+    def _num_needed(self, rank: tuple[float, int]) -> int:
+        """Pages that those of a better rank lack for their tokens."""
+        pool = self.scheduler.pool
+        better = [s for s in self.running if s.rank < rank and s.num_behind > 1]
+        return sum(max(0, pool.pages_for(s.num_tokens) - len(s.page_table)) for s in better)
 
     def _check_started(self, sequence: Sequence, before: Status) -> None:
         """A start or a resume: it has pages, the last known token is computed, and it can go on."""
@@ -248,9 +297,11 @@ class World:
         waiting = [s for s in self.live if s.status not in (Status.RUNNING, Status.PAUSED)]
         if waiting and len(running) < self.num_seats:
             first = min(waiting, key=lambda sequence: sequence.rank)
-            has_room = pool.pages_for(first.max_total_tokens) < pool.num_available
+            num_pages = pool.pages_for(first.max_total_tokens) + self._num_needed(first.rank)
+            has_room = num_pages < pool.num_available
             in_flight = {flight.scheduled.batch.version for flight in self.flights}
-            if has_room and first.version not in in_flight:
+            is_held = pool.next_digest(first, len(pool.match(first))) in self._filling()
+            if has_room and first.version not in in_flight and not is_held:
                 ready.add(first.version)
         return ready
 
@@ -267,6 +318,57 @@ class World:
             self.scheduler.finish(sequence, is_failed=True)
             left = any(page in index and index.is_leaf(page) for page in own)
             law(not left, "pages of a failed one leave the index")
+
+
+class _Before:
+    """Who ran and who waited before a step was scheduled."""
+
+    def __init__(self, world: World):
+        self.running = world.running
+        self.statuses = {s: s.status for s in world.live if s.status is not Status.RUNNING}
+        self.waiting = [s for s, status in self.statuses.items() if status is not Status.PAUSED]
+        self.num_preemptions = {s: s.num_preemptions for s in self.running}
+        self._far = {s for s in self.running if s.num_behind > 1}
+        has_drawn = world.scheduler._table.has_drawn
+        self._drew = {s for s in self.running if has_drawn[s.seat]}
+
+    def is_far(self, sequence: Sequence) -> bool:
+        """Whether it had a chunk to compute, as all those do that start."""
+        return sequence in self._far or sequence not in self.running
+
+    def is_first_to_give_way(
+        self, sequence: Sequence, other: Sequence, stayed: list[Sequence]
+    ) -> bool:
+        """Whether none of a worse rank than `other` was to give way before it, to go on."""
+        return all(by_class(s) < by_class(sequence) for s in stayed if s.rank > other.rank)
+
+    def is_first_to_give_way_to_start(
+        self, sequence: Sequence, other: Sequence, stayed: list[Sequence]
+    ) -> bool:
+        """The same so that `other` starts, which only a better class may ask of those that have
+        drawn a token since they last gave way.
+        """
+        able = [s for s in stayed if self._is_able(s) and s not in self._far]
+        return (
+            other.request.priority < sequence.request.priority
+            and self._is_able(sequence)
+            and self.is_first_to_give_way(sequence, other, able)
+        )
+
+    def _is_able(self, sequence: Sequence) -> bool:
+        return sequence in self._drew or not self.num_preemptions[sequence]
+
+
+def has_deadline(sequence: Sequence) -> bool:
+    """Whether some time would end it."""
+    request = sequence.request
+    is_queued = request.queue_deadline_s is not None and is_new(sequence)
+    return request.deadline_s is not None or is_queued
+
+
+def is_new(sequence: Sequence) -> bool:
+    """Whether it has never run."""
+    return sequence.first_scheduled_s is None
 
 
 def _is_live(sequence: Sequence) -> bool:

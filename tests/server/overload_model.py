@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from jaxinfer.errors import Overloaded
-from jaxinfer.scheduling.scheduler import AGING_S
+from jaxinfer.scheduling.rank import AGING_S
 from jaxinfer.server.admission import Admission, Permit
 from jaxinfer.server.priority_classes import PriorityClasses
 from jaxinfer.server.time_limits import TimeLimits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxinfer.scheduling.scheduler import AGING_S
+from jaxinfer.scheduling.rank import AGING_S
 from jaxinfer.server.forecast import MAX_FACTOR, MIN_FACTOR, UNPROVEN_FACTOR, Forecast, Ticket
 from tests.fakes import FakeClock
 
