@@ -15,6 +15,10 @@ what is preempted was preempted by progress of a better one. It resumes only whe
 its tokens are there at once, with a page to go on. A step computes with one version of the
 weights; versions that have work take turns.
 
+Failures. What was in a step that failed begins again (`retry`) behind the tokens that have been
+read. One that has a single try left makes it alone, before everything else, when the steps under
+way have been read (retries.py says why that comes to an end).
+
 Pipelining. `schedule` may be called before the step before has been read (`update`), and counts on
 what that step will do: its tokens are in KV, its draws are drawn. Where it turns out otherwise (the
 sequence has stood up since) the work done for it is dropped. Steps run in the order of their
@@ -22,6 +26,8 @@ dispatch, so pages may change hands at once. Only `update` indexes pages for reu
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -32,6 +38,7 @@ from jaxinfer.scheduling.batch_builder import BatchBuilder
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.length_limit import LengthLimit
 from jaxinfer.scheduling.page_pool import PagePool
+from jaxinfer.scheduling.retries import Retries
 from jaxinfer.scheduling.running import Running
 from jaxinfer.scheduling.running_table import RunningTable
 from jaxinfer.scheduling.scheduled import Scheduled, StepDraft
@@ -63,6 +70,7 @@ class Scheduler:
                 f"too narrow for {self.limit.max_total_tokens} tokens"
             )
         self.pool = pool
+        self.max_retries = config.max_retries
         self._max_tokens = config.max_num_batched_tokens
         # One token of every step is left for a chunk, so no more run than there are tokens.
         self._num_seats = min(config.max_num_seqs, self._max_tokens)
@@ -72,6 +80,7 @@ class Scheduler:
         self.running = Running(self._table, self._turns)
         self._under_way = StepsUnderWay(pool, self._table)
         self._waiting = SequenceHeap()
+        self._retries = Retries(config.max_retries)
         self._deadlines = SequenceHeap()
         self._by_request: dict[str, list[Sequence]] = {}
         self._num_submitted = 0
@@ -80,7 +89,7 @@ class Scheduler:
         self._num_hit_tokens = 0
 
     def has_work(self) -> bool:
-        return bool(self.running) or len(self._waiting) > 0
+        return bool(self.running) or len(self._waiting) > 0 or self._retries.has_suspects
 
     def submit(self, sequence: Sequence) -> None:
         """Queues a new sequence.
@@ -93,8 +102,13 @@ class Scheduler:
         )
         self._num_submitted += 1
         sequence.rank = (request.arrival_s + request.priority * AGING_S, self._num_submitted)
+        self._enter(sequence)
+
+    def _enter(self, sequence: Sequence) -> None:
+        request = sequence.request
         self._by_request.setdefault(request.request_id, []).append(sequence)
-        self._waiting.push(sequence.rank, sequence)
+        if not self._retries.enter(sequence):
+            self._waiting.push(sequence.rank, sequence)
         if request.deadline_s is not None:
             self._deadlines.push(request.deadline_s, sequence)
 
@@ -103,6 +117,8 @@ class Scheduler:
 
         The caller gives it to `update` or `discard`, in the order of the calls.
         """
+        if self._retries.has_suspects:
+            return self._schedule_trial(now)
         first = self._waiting.peek() if len(self.running) < self._num_seats else None
         for version in self._turns.order(first and first[1].version):
             draft = StepDraft(self._max_tokens, version)
@@ -120,15 +136,58 @@ class Scheduler:
         Returns: the sequences whose logits were not numbers; the caller fails them. They got no
             token, and no page of this step of theirs is indexed.
         """
-        return self._under_way.read(scheduled, result, now)
+        broken = self._under_way.read(scheduled, result, now)
+        self._retries.note_read(scheduled.sequences)
+        return broken
 
     def discard(self, scheduled: Scheduled) -> None:
-        """Forgets a step that failed; the caller fails its sequences."""
+        """Forgets a step that failed; the caller gives its sequences to `retry`."""
         self._under_way.discard(scheduled)
 
-    def discard_all(self) -> None:
-        """Forgets all steps under way: their device is lost, and so are their tokens."""
-        self._under_way.clear()
+    def retry(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Lets the living of a step that failed begin again behind the tokens that were read.
+
+        Their KV is not to be trusted (see `finish`), and what steps under way draw for them is
+        nobody's. Returns: those that have no try left; the caller fails them.
+        """
+        living = [s for s in sequences if s.status is not Status.FINISHED]
+        hopeless = self.blame(living)
+        for sequence in living:
+            if sequence in hopeless:
+                continue
+            if sequence.status is Status.RUNNING:
+                self._stop_running(sequence, is_failed=True)
+            sequence.status = Status.PREEMPTED
+            sequence.is_awaited = False
+            sequence.num_pages_wanted = 0
+            self._waiting.remove(sequence)
+            self._retries.remove(sequence)
+            if not self._retries.enter(sequence):
+                self._waiting.push(sequence.rank, sequence)
+        return hopeless
+
+    @property
+    def trial(self) -> Sequence | None:
+        """The sequence that runs alone, if one is on its last try."""
+        return self._retries.trial
+
+    def blame(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Counts a failed try of each. Returns: those that have none left."""
+        return [sequence for sequence in sequences if not self._retries.count(sequence)]
+
+    def take_over(self, sequences: Iterable[Sequence], before: Scheduler) -> None:
+        """Goes on, being new, with the living of a scheduler that is given up.
+
+        Args:
+            sequences: with their old ranks; none of them holds anything (`Sequence.begin_again`).
+            before: the other one, of which only the totals are read.
+        """
+        self._num_submitted = before._num_submitted
+        self._num_preemptions = before._num_preemptions
+        self._num_query_tokens = before._num_query_tokens
+        self._num_hit_tokens = before._num_hit_tokens
+        for sequence in sequences:
+            self._enter(sequence)
 
     def finish(self, sequence: Sequence, *, is_failed: bool = False) -> None:
         """Ends a sequence in any state; its pages are free when this returns.
@@ -141,6 +200,7 @@ class Scheduler:
         if sequence.status is Status.RUNNING:
             self._stop_running(sequence, is_failed=is_failed)
         self._waiting.remove(sequence)
+        self._retries.remove(sequence)
         self._deadlines.remove(sequence)
         sequence.status = Status.FINISHED
         choices = self._by_request[sequence.request.request_id]
@@ -166,7 +226,7 @@ class Scheduler:
     def stats(self) -> PoolStats:
         return PoolStats(
             num_running=len(self.running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._retries.waiting),
             pages_total=self.pool.num_pages,
             pages_used=self.pool.num_used,
             pages_cached=self.pool.num_cached,
@@ -181,7 +241,10 @@ class Scheduler:
         self.pool.check_integrity(s.page_table for s in self.running)
         self.running.check_integrity()
         live = sum(len(choices) for choices in self._by_request.values())
-        assert live == len(self.running) + len(self._waiting), f"{live} sequences are live"
+        num_waiting = len(self._waiting) + len(self._retries.waiting)
+        assert live == len(self.running) + num_waiting, f"{live} sequences are live"
+        trial = self._retries.trial
+        assert trial is None or trial.status is Status.RUNNING, "the one on trial does not run"
 
     def _dispatched(self, draft: StepDraft) -> Scheduled:
         """The batch of a step, which counts as done from here on."""
@@ -210,6 +273,29 @@ class Scheduler:
         for sequence in draft.others:
             table.is_far[sequence.seat] = sequence.num_behind > 1
         return scheduled
+
+    def _schedule_trial(self, now: float) -> Scheduled | None:
+        """A step of a sequence that has one try left, when nothing else is under way.
+
+        It may take pages and a seat from any other, since it gets them but once: submission has
+        checked that it fits alone.
+        """
+        if len(self._under_way):
+            return None
+        sequence = self._retries.trial
+        if sequence is not None:
+            draft = StepDraft(self._max_tokens, sequence.version)
+            self._add_chunk(draft, sequence, min(sequence.num_behind, draft.budget))
+            return self._dispatched(draft)
+        sequence = self._retries.waiting.first()
+        sequence.status = Status.PREEMPTED  # so it starts with pages for all its tokens
+        draft = StepDraft(self._max_tokens, sequence.version)
+        while len(self.running) >= self._num_seats or not self._start(
+            sequence, self.pool.match(sequence), draft, now
+        ):
+            self._preempt(self.running.worst)
+        self._retries.begin_trial(sequence)
+        return self._dispatched(draft)
 
     def _schedule_at_once(self, draft: StepDraft) -> bool:
         """All that runs, by array operations; False, and nothing done, if pages are short."""

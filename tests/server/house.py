@@ -73,6 +73,7 @@ class CountingRunner:
         self.gate = threading.Event()
         self.gate.set()
         self.num_steps = 0
+        self.num_rebuilds = 0
         self._newest: dict[int, int] = {}  # seat -> the last token drawn there
         self._next = {i: self._rule(tokenizer, i) for i in range(tokenizer.vocab_size)}
 
@@ -92,6 +93,10 @@ class CountingRunner:
         top_ids = (token_ids[:, None] + np.arange(20, dtype=np.int32)) % len(self._next)
         top_logprobs = np.tile(-0.5 - np.arange(20, dtype=np.float32), (len(last), 1))
         return StepResult(token_ids, np.full(len(last), -0.5, np.float32), top_ids, top_logprobs)
+
+    def rebuild(self) -> None:
+        self.num_rebuilds += 1
+        self._newest.clear()
 
     def _sampled(self, batch: Batch) -> list[int]:
         """The tokens that are followed by drawn ones."""
@@ -119,9 +124,14 @@ class House:
     state: ServerState
     engine: AsyncEngine
     runner: CountingRunner
-    scheduler: Scheduler
+    core: Engine
     loop: asyncio.AbstractEventLoop
     client: httpx.Client = field(default_factory=httpx.Client)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Another one after a rebuild."""
+        return self.core._scheduler
 
     def post(self, path: str, body: Any = None, **kwargs: Any) -> httpx.Response:
         return self.client.post(self.url + path, json=body, timeout=20, **kwargs)
@@ -178,18 +188,17 @@ def make_engine(
         max_model_len=MAX_MODEL_LEN,
         page_size=8,
     )
-    scheduler = Scheduler(config, PagePool(num_pages, 8), buckets)
     runner = CountingRunner(tokenizer)
     engine = Engine(
         runner=runner,
-        scheduler=scheduler,
+        make_scheduler=lambda: Scheduler(config, PagePool(num_pages, 8), buckets),
         tokenizer=tokenizer,
         version="v1",
         vocab_size=tokenizer.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
         random_seed=lambda: 1,
     )
-    return engine, runner, scheduler, tokenizer
+    return engine, runner, engine._scheduler, tokenizer
 
 
 class _PromptServer(uvicorn.Server):
@@ -213,7 +222,7 @@ def open_house(
     **engine_options: Any,
 ) -> Generator[House]:
     """Serves until the block ends, then checks that nothing was left behind."""
-    core, runner, scheduler, own_tokenizer = make_engine(**engine_options)
+    core, runner, _, own_tokenizer = make_engine(**engine_options)
     metrics = Metrics(names[0])
     state = ServerState(limits or Limits(), metrics, api_keys=api_keys)
     listener = bind("127.0.0.1", 0)
@@ -263,7 +272,7 @@ def open_house(
         time.sleep(0.002)
     engine, loop = started[0]
     host, port = listener.getsockname()[:2]
-    house = House(f"http://{host}:{port}", state, engine, runner, scheduler, loop)
+    house = House(f"http://{host}:{port}", state, engine, runner, core, loop)
     try:
         yield house
     finally:
