@@ -27,6 +27,7 @@ def check(world: World) -> None:
     _check_queues(world)
     _check_seats(world)
     _check_formation(world)
+    _check_retries(world)
     if not world.live:
         law(world.scheduler.pool.num_used == 0, "when all is done no page is used")
 
@@ -101,8 +102,13 @@ def _check_waiting(world: World, sequence: Sequence) -> None:
     counters = (sequence.num_scheduled_tokens, sequence.num_computed_tokens)
     law(not sequence.page_table and counters == (0, 0), "only a running one holds pages")
     law(sequence.seat == -1, "only a running one has a seat")
-    law(sequence in world.scheduler._waiting, "what does not run waits")
-    is_drawn = any(sequence in flight.scheduled.sampled for flight in world.flights)
+    is_last = sequence.num_retries == world.setup.max_retries > 0
+    retries = world.scheduler._retries
+    law(sequence in (retries.waiting if is_last else world.scheduler._waiting), "it waits")
+    is_drawn = any(
+        sequence in flight.scheduled.sampled and sequence not in flight.lost
+        for flight in world.flights
+    )
     law(sequence.is_awaited == is_drawn, "a preempted one awaits the token on its way")
 
 
@@ -111,10 +117,11 @@ def _check_queues(world: World) -> None:
     law(list(scheduler.running) == world.running, "the running are in the order of their rank")
     num_waiting = len(live) - len(scheduler.running)
     law(scheduler.stats().num_waiting == num_waiting, "who is live runs or waits")
-    first = scheduler._waiting.peek()
-    if first is not None:
-        ranks = [s.rank for s in live if s.status is not Status.RUNNING]
-        law(first[0] == first[1].rank == min(ranks), "the best waits in front")
+    for queue in (scheduler._waiting, scheduler._retries.waiting):
+        first = queue.peek()
+        if first is not None:
+            ranks = [s.rank for s in live if s in queue]
+            law(first[0] == first[1].rank == min(ranks), "the best waits in front")
     dated = {s for s in live if s.request.deadline_s is not None}
     heap = scheduler._deadlines
     law(len(heap) == len(dated) and all(s in heap for s in dated), "deadlines are of the living")
@@ -133,6 +140,13 @@ def _check_seats(world: World) -> None:
             alone = solo(sequence)
             newest = (alone.ghosts[at - 1], alone.tokens[at])
             law(world.device.newest[seat] == newest, "a seat holds the newest token")
+
+
+def _check_retries(world: World) -> None:
+    """Nobody begins again more often than it may, and those that do are kept in mind."""
+    retries, live = world.scheduler._retries, world.live
+    law(all(s.num_retries <= world.setup.max_retries for s in live), "retries are bounded")
+    law(retries._counted == {s for s in live if s.num_retries}, "retries are of the living")
 
 
 def _check_formation(world: World) -> None:

@@ -68,6 +68,8 @@ def _sequence_key(sequence: Sequence, page_name: Callable[[int], int]) -> tuple[
         sequence.table is not None and bool(sequence.table.has_drawn[sequence.seat]),
         sequence.first_token_s is None,
         sequence.first_scheduled_s is None,
+        sequence.num_retries,
+        0 if sequence.num_output_tokens else sequence.num_proven_tokens,
     )
 
 
