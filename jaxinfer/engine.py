@@ -255,12 +255,17 @@ class Engine:
     def _step(self, now: float) -> StepStats | None:
         self._expire(now)
         num_unread = len(self._flights)
-        if num_unread < MAX_UNDER_WAY:  # else the last call was broken off
+        is_broken_off = num_unread == MAX_UNDER_WAY or self._has_failed(-1)  # the last call
+        if not is_broken_off:
             self._dispatch(now)
         stats = self._collect() if num_unread else None
-        if self._flights and self._flights[0].error is not None:
+        if self._has_failed(0):
             self._collect()
         return stats
+
+    def _has_failed(self, place: int) -> bool:
+        """Whether the step at this end of those under way could not be dispatched."""
+        return bool(self._flights) and self._flights[place].error is not None
 
     def _dispatch(self, now: float) -> None:
         """Starts the next step."""
