@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,7 @@ class AsyncEngine:
     Args:
         engine: used by the engine thread only, from `start` on.
         observer: told what happened.
+        on_verdict: told, on the event loop, of each step: that it was read, or that it failed.
         clock: seconds; the one that `engine` uses.
     """
 
@@ -63,10 +64,12 @@ class AsyncEngine:
         engine: Engine,
         *,
         observer: Observer | None = None,
+        on_verdict: Callable[[bool], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._engine = engine
         self._observer = observer
+        self._on_verdict = on_verdict
         self.clock = clock
         self._inbox: deque[_Submit | _Abort] = deque()
         self._wakeup = threading.Event()
@@ -190,7 +193,10 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._turn()
+                try:
+                    self._turn()
+                except Exception as error:  # a fault of ours; what `recover` raises is the end
+                    self._engine.recover(error)
         except BaseException as error:  # whatever it was, nobody may wait for ever
             log.exception("the engine thread died")
             self._failure = error
@@ -209,19 +215,22 @@ class AsyncEngine:
         accepted: list[str] = []
         refused: list[tuple[str, JaxInferError]] = []
         changed = bool(self._inbox)
-        while self._inbox:
-            message = self._inbox.popleft()
-            if isinstance(message, _Abort):
-                self._observe_ends(self._engine.abort(message.request_id))
-                continue
-            error = self._submit(message.request)
-            if error is None:
-                accepted.append(message.request.request_id)
-            else:
-                refused.append((message.request.request_id, error))
+        try:
+            while self._inbox:
+                message = self._inbox.popleft()
+                if isinstance(message, _Abort):
+                    self._observe_ends(self._engine.abort(message.request_id))
+                    continue
+                error = self._submit(message.request)
+                if error is None:
+                    accepted.append(message.request.request_id)
+                else:
+                    refused.append((message.request.request_id, error))
+        finally:
+            if changed:
+                self._call(self._answer, accepted, refused)
         if changed:
             self._pool = self._engine.pool_stats()
-            self._call(self._answer, accepted, refused)
 
     def _submit(self, request: Request) -> JaxInferError | None:
         """Returns: why the engine refuses it. One odd request must not end the thread."""
@@ -236,19 +245,33 @@ class AsyncEngine:
 
     def _step(self) -> None:
         step = self._engine.step()
-        self._pool = self._engine.pool_stats()
-        if self._observer is not None and step.stats is not None:
-            self._observer.on_step(step.stats, self._pool)
-        self._observe_ends(step.outputs)
         if step.outputs:
             self._call(self._deliver, step.outputs, self.clock())
+        if self._on_verdict is not None and (step.stats is not None or step.num_failed):
+            self._call(self._judge, step.stats is not None, step.num_failed)
+        self._pool = self._engine.pool_stats()
+        with self._observing() as observer:
+            if step.num_failed:
+                observer.on_retry(step.num_retried)
+            if step.rebuild_s is not None:
+                observer.on_rebuild(step.rebuild_s)
+            if step.stats is not None:
+                observer.on_step(step.stats, self._pool)
+        self._observe_ends(step.outputs)
 
     def _observe_ends(self, outputs: Sequence[RequestOutput]) -> None:
-        if self._observer is None:
-            return
-        for output in outputs:
-            if output.finish_reason is not None and output.stats is not None:
-                self._observer.on_finish(output.stats, output.finish_reason)
+        with self._observing() as observer:
+            for output in outputs:
+                if output.finish_reason is not None and output.stats is not None:
+                    observer.on_finish(output.stats, output.finish_reason)
+
+    @contextlib.contextmanager
+    def _observing(self) -> Generator[Observer]:
+        """What goes wrong with the observer is no fault of the engine."""
+        try:
+            yield self._observer or _Nobody()
+        except Exception:
+            log.exception("a fact could not be noted")
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
         if self._loop is None:
@@ -277,6 +300,12 @@ class AsyncEngine:
             if stream is not None and stream.push(output, now_s):
                 del self._streams[output.request_id]
         self._note_drained()
+
+    def _judge(self, is_read: bool, num_failed: int) -> None:
+        """What was read in a turn comes before what failed."""
+        assert self._on_verdict is not None
+        for verdict in [True] * is_read + [False] * num_failed:
+            self._on_verdict(verdict)
 
     def _fail_all(self, error: BaseException) -> None:
         failure = EngineFailure(f"the engine stopped: {type(error).__name__}: {error}")

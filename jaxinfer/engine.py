@@ -327,8 +327,8 @@ class Engine:
                 error = EngineFailure("the logits were not numbers; the weights may be damaged")
                 outputs += self._fail([choice.sequence], error)
                 continue
-            logprobs = () if choice.num_logprobs is None else _logprobs(choice, result, row)
             try:
+                logprobs = () if choice.num_logprobs is None else _logprobs(choice, result, row)
                 output = choice.take(token_id, logprobs, now)
             except Exception as error:  # of the tokenizer: a fault of this text, not of the others
                 _log.exception("token %d could not be read", token_id)

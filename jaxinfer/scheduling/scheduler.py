@@ -285,16 +285,17 @@ class Scheduler:
         sequence = self._retries.trial
         if sequence is not None:
             draft = StepDraft(self._max_tokens, sequence.version)
+            assert sequence.num_tokens <= len(sequence.token_ids), "its next token ends the trial"
             self._add_chunk(draft, sequence, min(sequence.num_behind, draft.budget))
             return self._dispatched(draft)
         sequence = self._retries.waiting.first()
         sequence.status = Status.PREEMPTED  # so it starts with pages for all its tokens
+        self._retries.begin_trial(sequence)  # so a fault from here on is its own
         draft = StepDraft(self._max_tokens, sequence.version)
         while len(self.running) >= self._num_seats or not self._start(
             sequence, self.pool.match(sequence), draft, now
         ):
             self._preempt(self.running.worst)
-        self._retries.begin_trial(sequence)
         return self._dispatched(draft)
 
     def _schedule_at_once(self, draft: StepDraft) -> bool:

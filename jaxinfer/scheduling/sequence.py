@@ -171,6 +171,7 @@ class Sequence:
         self.table, self.seat = None, -1
         self.forget_pages()
         self.page_digests = []
+        self.num_proven_tokens = min(self.num_proven_tokens, len(self.token_ids) - 1)
         self.num_pages_wanted = 0
         self.is_awaited = False
         self.status = Status.WAITING if self.first_scheduled_s is None else Status.PREEMPTED
