@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from jaxinfer.stats import PoolStats
 
 if TYPE_CHECKING:
     from jaxinfer.engine import Engine
-    from jaxinfer.outputs import RequestOutput
+    from jaxinfer.outputs import EngineStep, RequestOutput
 
 log = logging.getLogger(__name__)
 
@@ -245,33 +245,39 @@ class AsyncEngine:
 
     def _step(self) -> None:
         step = self._engine.step()
-        if step.outputs:
-            self._call(self._deliver, step.outputs, self.clock())
-        if self._on_verdict is not None and (step.stats is not None or step.num_failed):
-            self._call(self._judge, step.stats is not None, step.num_failed)
-        self._pool = self._engine.pool_stats()
-        with self._observing() as observer:
+        try:
+            self._pool = self._engine.pool_stats()
+        finally:  # whatever happens, nobody waits for what is there
+            self._observe(step)
+            self._observe_ends(step.outputs)
+            if self._on_verdict is not None and (step.stats is not None or step.num_failed):
+                self._call(self._judge, step.stats is not None, step.num_failed)
+            if step.outputs:
+                self._call(self._deliver, step.outputs, self.clock())
+
+    def _observe(self, step: EngineStep) -> None:
+        observer = self._observer
+        if observer is None:
+            return
+        try:
             if step.num_failed:
                 observer.on_retry(step.num_retried)
             if step.rebuild_s is not None:
                 observer.on_rebuild(step.rebuild_s)
             if step.stats is not None:
                 observer.on_step(step.stats, self._pool)
-        self._observe_ends(step.outputs)
+        except Exception:  # a fault of the observer's is none of the engine
+            log.exception("a step could not be noted")
 
     def _observe_ends(self, outputs: Sequence[RequestOutput]) -> None:
-        with self._observing() as observer:
-            for output in outputs:
-                if output.finish_reason is not None and output.stats is not None:
-                    observer.on_finish(output.stats, output.finish_reason)
-
-    @contextlib.contextmanager
-    def _observing(self) -> Generator[Observer]:
-        """What goes wrong with the observer is no fault of the engine."""
-        try:
-            yield self._observer or _Nobody()
-        except Exception:
-            log.exception("a fact could not be noted")
+        if self._observer is None:
+            return
+        for output in outputs:
+            if output.finish_reason is not None and output.stats is not None:
+                try:
+                    self._observer.on_finish(output.stats, output.finish_reason)
+                except Exception:
+                    log.exception("the end of %s could not be noted", output.request_id)
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
         if self._loop is None:

@@ -351,7 +351,7 @@ class Engine:
         hopeless = self._scheduler.retry(living)
         for later in self._flights:  # what they draw there comes of what failed
             later.lost.update(living)
-        self._num_failed += 1
+        self._num_failed += bool(living)  # else it came of one that failed, or nobody waits for it
         self._num_retried += len(living) - len(hopeless)
         self._late += self._fail(hopeless, _failure(error, hopeless))
 

@@ -72,7 +72,7 @@ class GenerationEndpoint(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival_s = self._state.served().engine.clock()
-        with self._state.admission.acquire() as permit:
+        with self._state.let_in(), self._state.admission.acquire() as permit:
             body = await read_body(scope, receive, self._state.limits)
             if body is None:
                 return

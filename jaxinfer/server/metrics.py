@@ -93,6 +93,10 @@ class Metrics:
         """`reason`: one of REJECT_REASONS."""
         self._rejected[reason].inc()
 
+    def on_breaker(self, state: int) -> None:
+        """0: closed, 1: half-open, 2: open."""
+        self._breaker.set(state)
+
     def on_loaded(
         self,
         *,
@@ -159,6 +163,9 @@ class Metrics:
         self._usage = self._gauge("kv_cache_usage_perc", "Share of KV pages owned by sequences")
         self._padding_waste = self._gauge(
             "padding_waste_ratio", "Share of the last step's tokens that was padding"
+        )
+        self._breaker = self._gauge(
+            "circuit_breaker_state", "Whether new requests are let in: 0 all, 1 one by one, 2 none"
         )
         self._rss = self._gauge("process_resident_memory_bytes", "Resident memory of the server")
         pages = Gauge(

@@ -175,12 +175,15 @@ class House:
 
 
 def make_engine(
-    *, num_pages: int = 64, max_num_seqs: int = 8
+    *, num_pages: int = 64, max_num_seqs: int = 8, max_retries: int = 2
 ) -> tuple[Engine, CountingRunner, Scheduler, Tokenizer]:
     """Pages of 8 tokens; prompts of up to MAX_MODEL_LEN."""
     tokenizer = letter_tokenizer()
     config = SchedulerConfig(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_model_len=MAX_MODEL_LEN
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=64,
+        max_model_len=MAX_MODEL_LEN,
+        max_retries=max_retries,
     )
     buckets = Buckets.for_limits(
         max_num_seqs=max_num_seqs,
@@ -234,7 +237,7 @@ def open_house(
     )
 
     async def run() -> None:
-        engine = AsyncEngine(core, observer=metrics)
+        engine = AsyncEngine(core, observer=metrics, on_verdict=state.breaker.note_step)
         engine.start()
         pool = ThreadPoolExecutor(2)
         served = ServedModel(
