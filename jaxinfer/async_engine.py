@@ -195,7 +195,9 @@ class AsyncEngine:
             while not self._stopping:
                 try:
                     self._turn()
-                except Exception as error:  # a fault of ours; what `recover` raises is the end
+                except EngineFailure:  # it could not recover
+                    raise
+                except Exception as error:  # a fault of ours outside of a step
                     self._engine.recover(error)
         except BaseException as error:  # whatever it was, nobody may wait for ever
             log.exception("the engine thread died")

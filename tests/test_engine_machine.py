@@ -5,6 +5,7 @@ Whatever survives says what it says alone, with the cache off; when all is done 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxinfer.config import SamplingParams
-from jaxinfer.errors import EngineFailure
+from jaxinfer.errors import EngineFailure, PoolLost
+from jaxinfer.scheduling.batch import Batch
 from jaxinfer.scheduling.page_pool import page_digest
 from jaxinfer.scheduling.request import FinishReason, Request
 from tests.fakes import Answers, FakeClock, FakeRunner, FakeTokenizer, make_engine, run_all
@@ -63,10 +65,12 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         budget=st.sampled_from([16, 20, 64]),
         enable_prefix_caching=st.booleans(),
+        max_retries=st.sampled_from([0, 1, 2, 2]),
         digest=st.sampled_from(sorted(DIGESTS)),
     )
     def make(self, num_pages: int, budget: int, digest: str, **config: Any) -> None:
-        self.runner = FakeRunner(num_pages, SIZE)
+        self.runner = FakeRunner(num_pages, SIZE, on_step=self.lose)
+        self.is_losing = False
         self.clock = FakeClock()
         self.engine = make_engine(
             self.runner,
@@ -134,6 +138,22 @@ class EngineMachine(RuleBasedStateMachine):
     def fail_when_the_next_step_is_read(self) -> None:
         self.runner.fail_collect_at |= {len(self.runner.batches)}
 
+    @rule()
+    def lose_the_pool_in_the_next_step(self) -> None:
+        self.is_losing = True
+
+    def lose(self, _: Batch) -> None:
+        if self.is_losing:
+            self.is_losing = False
+            raise PoolLost("the device was made to fail")
+
+    @precondition(lambda self: self.runner.num_rebuilds < 50)
+    @rule()
+    def find_a_fault_of_our_own(self) -> None:
+        """Between two steps, with whatever is under way."""
+        with contextlib.suppress(EngineFailure):  # too often without a step
+            self.engine.recover(ZeroDivisionError("by hand"))
+
     @rule(version=st.sampled_from(["v1", "v2"]))
     def change_the_weights_version(self, version: str) -> None:
         self.engine.version = version
@@ -153,6 +173,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         self.runner.fail_at = self.runner.fail_collect_at = frozenset()
+        self.is_losing = False
         for _ in range(4000):
             if not self.engine.has_work():
                 break
