@@ -54,19 +54,19 @@ def test_a_stream_over_a_failing_step_goes_on_unbroken(error: Exception):
         house.wait_until_idle()
 
 
-def test_a_crash_of_the_engine_thread_is_survived():
+def test_a_crash_of_the_engine_thread_is_survived(monkeypatch: pytest.MonkeyPatch):
     """By a fault of our own code, in and outside of a step."""
     with open_house() as house, ThreadPoolExecutor() as pool:
         house.runner.step_s = 0.01
         replies = [pool.submit(house.complete, c, max_tokens=9, stream=True) for c in "abc"]
         house.wait_until(lambda: house.runner.num_steps > 2)
 
-        def crash(*_: Any) -> None:
+        def crash(*_: Any) -> Any:
             raise ZeroDivisionError("by hand")
 
-        house.scheduler.schedule = crash
+        monkeypatch.setattr(house.scheduler, "schedule", crash)
         house.wait_until(lambda: house.runner.num_rebuilds == 1)
-        house.scheduler.has_work = crash
+        monkeypatch.setattr(house.scheduler, "has_work", crash)
         texts = [text_of(future.result()) for future in replies]
         assert texts == [ALPHABET[i + 1 : i + 10] for i in range(3)]
         assert house.runner.num_rebuilds == 2
