@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-IDLE_TURN_S = 1.0  # an idle thread turns this often, so that its last turn shows that it lives
+IDLE_TURN_S = 1.0  # an idle thread looks this often, should a wake-up be missed
 RETRY_AFTER_S = 5.0  # told to those who come while the engine drains or after it died
 
 
@@ -78,7 +78,7 @@ class AsyncEngine:
         self._failure: BaseException | None = None
         self._streams: dict[str, weakref.ref[RequestStream]] = {}  # a lost stream must die
         self._drained = asyncio.Event()
-        self._last_turn_s = clock()
+        self._busy_since_s: float | None = None  # None: it waits for work
         self._pool = engine.pool_stats()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -131,9 +131,12 @@ class AsyncEngine:
         return self._thread.is_alive() and self._failure is None
 
     @property
-    def seconds_since_turn(self) -> float:
-        """Since the engine thread last completed a turn; idle turns count. Large: a step hangs."""
-        return self.clock() - self._last_turn_s
+    def seconds_in_turn(self) -> float:
+        """Since the engine thread began the turn that it is in. Large: a step hangs. 0.0: it waits
+        for work.
+        """
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else self.clock() - since_s
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuses new requests and waits for the open ones; after `timeout_s` aborts what is left.
@@ -206,12 +209,13 @@ class AsyncEngine:
 
     def _turn(self) -> None:
         if not self._engine.has_work():
+            self._busy_since_s = None
             self._wakeup.wait(IDLE_TURN_S)
+        self._busy_since_s = self.clock()
         self._wakeup.clear()
         self._take_inbox()
         if self._engine.has_work():
             self._step()
-        self._last_turn_s = self.clock()
 
     def _take_inbox(self) -> None:
         accepted: list[str] = []

@@ -138,7 +138,7 @@ class ServerState:
     @property
     def step_s(self) -> float:
         """Seconds that the step under way takes so far; 0.0 before there is a model."""
-        return 0.0 if self._model is None else self._model.engine.seconds_since_turn
+        return 0.0 if self._model is None else self._model.engine.seconds_in_turn
 
     def let_in(self) -> AbstractContextManager[None]:
         """Around a new request; entering raises Unavailable while steps fail or hang."""
@@ -156,8 +156,8 @@ class ServerState:
         engine = self._model.engine
         if not engine.is_alive:
             return "the engine thread has ended"
-        if engine.seconds_since_turn > self.limits.step_timeout_s:
-            return f"no engine step has ended for {engine.seconds_since_turn:.0f} s"
+        if self.step_s > self.limits.step_timeout_s:
+            return f"no engine step has ended for {self.step_s:.0f} s"
         return None
 
     def new_unknown_fields(self, names: frozenset[str]) -> list[str]:
