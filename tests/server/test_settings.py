@@ -149,6 +149,7 @@ def test_variables_of_others_are_left_alone():
         ({"JAXINFER_POORT": "1"}, "JAXINFER_POORT belongs to no flag"),
         ({"JAXINFER_PORT": "many"}, "JAXINFER_PORT"),
         ({"JAXINFER_PORT": "70000"}, "port from 0 to 65535"),
+        ({"JAXINFER_MAX_RETRIES": "-1"}, "at least 0"),
         ({"JAXINFER_DTYPE": "float8"}, "expected one of auto, float32, bfloat16"),
         ({"JAXINFER_ENABLE_PREFIX_CACHING": "perhaps"}, "true or false"),
         ({"JAXINFER_CONFIG": "no/such/file.yaml"}, "no/such/file.yaml"),
