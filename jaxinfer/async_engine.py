@@ -31,12 +31,12 @@ from jaxinfer.stats import PoolStats
 
 if TYPE_CHECKING:
     from jaxinfer.engine import Engine
-    from jaxinfer.outputs import RequestOutput
+    from jaxinfer.outputs import EngineStep, RequestOutput
 
 log = logging.getLogger(__name__)
 
 MAX_UNREAD_TOKENS = 256
-IDLE_TURN_S = 1.0  # an idle thread turns this often, so that its last turn shows that it lives
+IDLE_TURN_S = 1.0  # an idle thread looks this often, should a wake-up be missed
 FLUSH_WITHIN_S = 30.0
 RETRY_AFTER_S = 5.0  # told to those who come while the engine drains or after it died
 
@@ -77,6 +77,7 @@ class AsyncEngine:
         max_unread_tokens: for each choice of a stream; with more of them its requests are paused,
             until all are read.
         window: gathers what arrives while the engine is idle; None: no waiting.
+        on_verdict: told, on the event loop, of each step: that it was read, or that it failed.
         clock: seconds; the one that `engine` uses.
     """
 
@@ -87,12 +88,14 @@ class AsyncEngine:
         observer: Observer | None = None,
         max_unread_tokens: int = MAX_UNREAD_TOKENS,
         window: BatchWindow | None = None,
+        on_verdict: Callable[[bool], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._engine = engine
         self._observer = observer
         self._max_unread_tokens = max_unread_tokens
         self._window = window or BatchWindow()
+        self._on_verdict = on_verdict
         self.clock = clock
         self._inbox: deque[_Submit | _Abort | _Pause | _Resume | _Flush] = deque()
         self._wakeup = threading.Event()
@@ -101,7 +104,7 @@ class AsyncEngine:
         self._failure: BaseException | None = None
         self._streams: dict[str, weakref.ref[RequestStream]] = {}  # a lost stream must die
         self._drained = asyncio.Event()
-        self._last_turn_s = clock()
+        self._busy_since_s: float | None = None  # None: it waits for work
         self._pool = engine.pool_stats()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -183,9 +186,12 @@ class AsyncEngine:
         return self._thread.is_alive() and self._failure is None
 
     @property
-    def seconds_since_turn(self) -> float:
-        """Since the engine thread last completed a turn; idle turns count. Large: a step hangs."""
-        return self.clock() - self._last_turn_s
+    def seconds_in_turn(self) -> float:
+        """Since the engine thread began the turn that it is in. Large: a step hangs. 0.0: it waits
+        for work.
+        """
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else self.clock() - since_s
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuses new requests and waits for the open ones; after `timeout_s` aborts what is left.
@@ -257,7 +263,12 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._turn()
+                try:
+                    self._turn()
+                except EngineFailure:  # it could not recover
+                    raise
+                except Exception as error:  # a fault of ours outside of a step
+                    self._engine.recover(error)
         except BaseException as error:  # whatever it was, nobody may wait for ever
             log.exception("the engine thread died")
             self._failure = error
@@ -266,15 +277,16 @@ class AsyncEngine:
     def _turn(self) -> None:
         is_idle = not self._engine.has_work()
         if is_idle:
+            self._busy_since_s = None
             self._window.open()
             self._wakeup.wait(IDLE_TURN_S)
+        self._busy_since_s = self.clock()
         self._wakeup.clear()
         self._take_inbox()
         if is_idle:
             self._gather()
         if self._engine.has_work() or self._pool.num_paused:  # deadlines of the paused run on
             self._step()
-        self._last_turn_s = self.clock()
 
     def _gather(self) -> None:
         """Waits for company of what came first, unless it has been aborted; takes aborts at once.
@@ -293,19 +305,22 @@ class AsyncEngine:
         accepted: list[str] = []
         refused: list[tuple[str, JaxInferError]] = []
         changed = bool(self._inbox)
-        while self._inbox:
-            message = self._inbox.popleft()
-            if not isinstance(message, _Submit):
-                self._take(message)
-                continue
-            error = self._submit(message.request)
-            if error is None:
-                accepted.append(message.request.request_id)
-            else:
-                refused.append((message.request.request_id, error))
+        try:
+            while self._inbox:
+                message = self._inbox.popleft()
+                if not isinstance(message, _Submit):
+                    self._take(message)
+                    continue
+                error = self._submit(message.request)
+                if error is None:
+                    accepted.append(message.request.request_id)
+                else:
+                    refused.append((message.request.request_id, error))
+        finally:
+            if changed:
+                self._call(self._answer, accepted, refused)
         if changed:
             self._pool = self._engine.pool_stats()
-            self._call(self._answer, accepted, refused)
 
     def _take(self, message: _Abort | _Pause | _Resume | _Flush) -> None:
         if isinstance(message, _Flush):
@@ -335,19 +350,39 @@ class AsyncEngine:
 
     def _step(self) -> None:
         step = self._engine.step()
-        self._pool = self._engine.pool_stats()
-        if self._observer is not None and step.stats is not None:
-            self._observer.on_step(step.stats, self._pool)
-        self._observe_ends(step.outputs)
-        if step.outputs:
-            self._call(self._deliver, step.outputs, self.clock())
+        try:
+            self._pool = self._engine.pool_stats()
+        finally:  # whatever happens, nobody waits for what is there
+            self._observe(step)
+            self._observe_ends(step.outputs)
+            if self._on_verdict is not None and (step.stats is not None or step.num_failed):
+                self._call(self._judge, step.stats is not None, step.num_failed)
+            if step.outputs:
+                self._call(self._deliver, step.outputs, self.clock())
+
+    def _observe(self, step: EngineStep) -> None:
+        observer = self._observer
+        if observer is None:
+            return
+        try:
+            if step.num_failed:
+                observer.on_retry(step.num_retried)
+            if step.rebuild_s is not None:
+                observer.on_rebuild(step.rebuild_s)
+            if step.stats is not None:
+                observer.on_step(step.stats, self._pool)
+        except Exception:  # a fault of the observer's is none of the engine
+            log.exception("a step could not be noted")
 
     def _observe_ends(self, outputs: Sequence[RequestOutput]) -> None:
         if self._observer is None:
             return
         for output in outputs:
             if output.finish_reason is not None and output.stats is not None:
-                self._observer.on_finish(output.stats, output.finish_reason)
+                try:
+                    self._observer.on_finish(output.stats, output.finish_reason)
+                except Exception:
+                    log.exception("the end of %s could not be noted", output.request_id)
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
         if self._loop is None:
@@ -376,6 +411,12 @@ class AsyncEngine:
             if stream is not None and stream.push(output, now_s):
                 del self._streams[output.request_id]
         self._note_drained()
+
+    def _judge(self, is_read: bool, num_failed: int) -> None:
+        """What was read in a turn comes before what failed."""
+        assert self._on_verdict is not None
+        for verdict in [True] * is_read + [False] * num_failed:
+            self._on_verdict(verdict)
 
     def _fail_all(self, error: BaseException) -> None:
         failure = EngineFailure(f"the engine stopped: {type(error).__name__}: {error}")

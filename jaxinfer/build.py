@@ -77,7 +77,11 @@ class Built:
         return self.plan.by_kind()
 
     def another_engine(
-        self, scheduler: SchedulerConfig, pool: PagePool, *, runner: Runner | None = None
+        self,
+        scheduler: SchedulerConfig,
+        make_pool: Callable[[], PagePool],
+        *,
+        runner: Runner | None = None,
     ) -> Engine:
         """An engine with other limits over these programs, weights and pages.
 
@@ -85,20 +89,25 @@ class Built:
 
         Args:
             scheduler: within the buckets, with max_model_len resolved.
-            pool: of as many pages as the plan's or fewer, of its page size.
+            make_pool: a pool of as many pages as the plan's or fewer, of its page size.
             runner: that stands before this one's, e.g. to watch it.
         Raises: ConfigError if the programs were not made for it.
         """
-        limits = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, pool.num_pages
-        most = self.buckets.max_rows, self.buckets.max_tokens, self.plan.num_pages
-        if pool.page_size != self.plan.page_size or any(map(gt, limits, most)):
-            raise ConfigError(
-                f"the programs are for at most {most} sequences, tokens of a step and pages of "
-                f"{self.plan.page_size} tokens; got {limits}, pages of {pool.page_size}"
-            )
+
+        def make_scheduler() -> Scheduler:
+            pool = make_pool()
+            limits = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, pool.num_pages
+            most = self.buckets.max_rows, self.buckets.max_tokens, self.plan.num_pages
+            if pool.page_size != self.plan.page_size or any(map(gt, limits, most)):
+                raise ConfigError(
+                    f"the programs are for at most {most} sequences, tokens of a step and pages of "
+                    f"{self.plan.page_size} tokens; got {limits}, pages of {pool.page_size}"
+                )
+            return Scheduler(scheduler, pool, self.buckets)
+
         return Engine(
             runner=runner or self.runner,
-            scheduler=Scheduler(scheduler, pool, self.buckets),
+            make_scheduler=make_scheduler,
             tokenizer=self.tokenizer,
             version=self.version,
             vocab_size=self.engine.vocab_size,
@@ -162,11 +171,21 @@ def _assemble(
 ) -> Built:
     plan, buckets = found.plan, found.buckets
     params_by_version = {checkpoint.version: params}
-    runner = ModelRunner(params_by_version, pages, found.programs, num_seats=buckets.max_rows)
-    pool = PagePool(plan.num_pages, plan.page_size, config.cache.enable_prefix_caching)
+    runner = ModelRunner(
+        params_by_version,
+        pages,
+        found.programs,
+        num_seats=buckets.max_rows,
+        make_pages=found.make_pages,
+    )
+
+    def make_scheduler() -> Scheduler:
+        pool = PagePool(plan.num_pages, plan.page_size, config.cache.enable_prefix_caching)
+        return Scheduler(plan.scheduler_config(config.scheduler), pool, buckets)
+
     engine = Engine(
         runner=runner,
-        scheduler=Scheduler(plan.scheduler_config(config.scheduler), pool, buckets),
+        make_scheduler=make_scheduler,
         tokenizer=tokenizer,
         version=checkpoint.version,
         vocab_size=decoder.config.vocab_size,
@@ -175,7 +194,7 @@ def _assemble(
     )
     scorer = Scorer(
         runner,
-        pool,
+        lambda: engine.pool,
         buckets,
         version=checkpoint.version,
         max_model_len=plan.max_model_len,

@@ -41,6 +41,7 @@ class Choice:
         sampling = sequence.request.sampling
         self.sequence = sequence
         self.num_logprobs = sampling.logprobs
+        self.num_taken = 0  # tokens: those of the sequence that were made outputs
         self._request_id, self._index = sequence.request.request_id, sequence.index
         self._detokenizer = detokenizer
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
@@ -57,6 +58,7 @@ class Choice:
     def take(self, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> RequestOutput:
         """What `token_id`, the sequence's newest, adds; with a finish reason if it is the last."""
         sequence, detokenizer = self.sequence, self._detokenizer
+        self.num_taken += 1
         if token_id in self._end_ids and sequence.num_output_tokens > self._min_tokens:
             stop = token_id if token_id in self._stop_token_ids else None
             text = self._finish_text((token_id,) if self._shows_stop else ())

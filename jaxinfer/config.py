@@ -214,9 +214,11 @@ class SchedulerConfig:
     max_num_seqs: int = 32  # running sequences
     max_num_batched_tokens: int = 512  # tokens of one prefill step, riding decode rows included
     max_model_len: int | None = None  # tokens of prompt and output; None: the model's own limit
+    max_retries: int = 2  # of a sequence whose steps fail, in a row, without getting further
 
     def __post_init__(self) -> None:
-        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 8)):
+        lowest = ("max_num_seqs", 1), ("max_num_batched_tokens", 8), ("max_retries", 0)
+        for name, low in lowest:
             value = getattr(self, name)
             if value < low:
                 raise ConfigError(f"{name} must be at least {low}; got {value}")

@@ -1,7 +1,11 @@
 """The loop that drives a model: schedule, dispatch, collect, update, detokenize.
 
 Host only: no JAX. The device is behind the `Runner` protocol; time is an injected clock. An Engine
-belongs to one thread. A step that fails takes only its own sequences with it.
+belongs to one thread.
+
+A step that fails is tried again: its sequences go on behind the tokens that have been read, and
+nobody can tell from their outputs. Where the KV pool is lost, or our own code fails, scheduler and
+pages are made anew and everybody goes on like that.
 
     call of step():   n                              n+1
     host              schedule n, dispatch n,        schedule n+1, dispatch n+1,
@@ -19,7 +23,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jaxinfer.choice import Choice
@@ -35,6 +39,7 @@ from jaxinfer.errors import (
 from jaxinfer.outputs import EngineStep, RequestOutput, TokenLogprob
 from jaxinfer.request_rules import RequestRules
 from jaxinfer.scheduling.batch import Batch, StepResult
+from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.scheduling.scheduled import Scheduled
 from jaxinfer.scheduling.scheduler import Scheduler
@@ -45,6 +50,7 @@ from jaxinfer.tokenizer import Tokenizer
 __all__ = ["Engine", "EngineStep", "RequestOutput", "Runner", "TokenLogprob"]
 
 MAX_UNDER_WAY = 2  # steps: one runs, one is behind it
+MAX_REBUILDS = 5  # in a row, without a step that was read, beside the retries of a sequence
 _log = logging.getLogger(__name__)
 
 
@@ -63,6 +69,10 @@ class Runner(Protocol):
         """Waits for the step and fetches what it sampled. Raises EngineFailure."""
         ...
 
+    def rebuild(self) -> None:
+        """Makes pages and seats anew; what they held and the steps under way are dropped first."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
@@ -71,12 +81,15 @@ class _Flight:
     scheduled: Scheduled
     pending: Any  # what the runner gave for it
     started_s: float
+    error: Exception | None  # why it could not be dispatched
+    lost: set[Sequence] = field(default_factory=set[Sequence])  # begun again since: not theirs
 
 
 class Engine:
     """One model and its requests.
 
     Args:
+        make_scheduler: makes a new one with a new pool; called again whenever they are lost.
         tokenizer: None: outputs have token ids and no text.
         version: of the weights, which every sequence keeps to its end.
         vocab_size: ids of prompts and stop tokens must be below it.
@@ -89,7 +102,7 @@ class Engine:
         self,
         *,
         runner: Runner,
-        scheduler: Scheduler,
+        make_scheduler: Callable[[], Scheduler],
         tokenizer: Tokenizer | None,
         version: str,
         vocab_size: int,
@@ -100,14 +113,18 @@ class Engine:
         self.version = version
         self.vocab_size = vocab_size
         self._runner = runner
-        self._scheduler = scheduler
+        self._make_scheduler = make_scheduler
+        self._scheduler = make_scheduler()
         self._tokenizer = tokenizer
-        self._rules = RequestRules(vocab_size, scheduler.limit, tokenizer is not None)
+        self._rules = RequestRules(vocab_size, self._scheduler.limit, tokenizer is not None)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
         self._random_seed = random_seed
         self._flights: deque[_Flight] = deque()  # oldest first
-        self._late: tuple[RequestOutput, ...] = ()  # of a call of `step` that raised
+        self._late: list[RequestOutput] = []  # that no call of `step` has returned yet
+        self._num_failed = self._num_retried = 0  # the same of its other facts
+        self._rebuild_s: float | None = None
+        self._num_rebuilds = 0  # since a step was read
         self._last_read_s = -math.inf
         self._choices: dict[Sequence, Choice] = {}
         self._num_live: dict[str, int] = {}  # choices of each request
@@ -148,7 +165,11 @@ class Engine:
         Returns: their last outputs, which no step repeats; none for an id that is not known.
         """
         now = self._clock()
-        aborted = self._scheduler.abort(request_id)
+        try:
+            aborted = self._scheduler.abort(request_id)
+        except Exception as error:
+            self.recover(error)
+            aborted = self._scheduler.abort(request_id)
         return tuple(self._end(sequence, FinishReason.ABORT, now) for sequence in aborted)
 
     def pause(self, request_id: str) -> None:
@@ -176,127 +197,189 @@ class Engine:
     def has_work(self) -> bool:
         return self._scheduler.has_work()
 
+    @property
+    def pool(self) -> PagePool:
+        """The pages of now: another pool after a rebuild."""
+        return self._scheduler.pool
+
     def pool_stats(self) -> PoolStats:
         return self._scheduler.stats()
 
     def step(self) -> EngineStep:
         """Dispatches the next step for whatever can run, and reads the one before it.
 
-        Also ends what has passed its deadline. Raises nothing for a step that fails: its sequences
-        end with EngineFailure. Only PoolLost ends the engine.
+        Also ends what has passed its deadline. A step that fails, a lost pool and a fault of our
+        own code are told in the answer: who was in it goes on later, or ends with EngineFailure
+        when it has no try left.
 
         Returns: the outputs of the step that was read; its stats, None if there was none, or if all
             that was in it had ended before.
+        Raises: as `recover`.
         """
-        now = self._clock()
-        outputs, self._late = self._late + self._expire(now), ()
-        try:
-            outputs, stats = self._step(now, outputs)
-        except PoolLost:
-            self._flights.clear()
-            self._scheduler.discard_all()
-            raise
-        except BaseException:  # Ctrl-C while the device works
-            self._late = outputs + self._late
-            raise
-        return EngineStep(outputs, stats)
-
-    def _step(
-        self, now: float, outputs: tuple[RequestOutput, ...]
-    ) -> tuple[tuple[RequestOutput, ...], StepStats | None]:
-        num_unread = len(self._flights)
-        failed: tuple[Scheduled, Exception] | None = None
-        if num_unread < MAX_UNDER_WAY:  # else the last call was broken off
-            failed = self._dispatch(now)
         stats: StepStats | None = None
-        if num_unread:
-            more, stats = self._collect()
-            outputs += more
-        if failed is not None:  # what the last step gave them comes first
-            outputs += self._drop(*failed)
-        return outputs, stats
+        try:
+            stats = self._step(self._clock())
+        except Exception as error:
+            self.recover(error)
+        outputs, self._late = tuple(self._late), []
+        facts = self._num_failed, self._num_retried, self._rebuild_s
+        self._num_failed, self._num_retried, self._rebuild_s = 0, 0, None
+        return EngineStep(outputs, stats, *facts)
 
-    def _dispatch(self, now: float) -> tuple[Scheduled, Exception] | None:
-        """Starts the next step. Returns: the step and why, if it could not be started."""
+    def recover(self, error: Exception) -> None:
+        """Makes scheduler and pages anew after PoolLost, or a fault of our own code.
+
+        Whoever lives goes on behind the tokens that it has handed out. For those that may be to
+        blame it was a failed try.
+
+        Raises: EngineFailure, and everybody still lives, if that fails, or if it has happened too
+            often without a step that was read in between.
+        """
+        started_s = self._clock()
+        _log.error("scheduler and KV pool are made anew", exc_info=error)
+        blamed = self._blamed(error)
+        hopeless = self._scheduler.blame(blamed)
+        self._flights.clear()
+        before, self._scheduler = self._scheduler, self._make_scheduler()
+        for sequence, choice in self._choices.items():
+            sequence.begin_again(choice.num_taken)
+        self._scheduler.take_over(self._choices, before)
+        self._num_rebuilds += 1
+        self._num_failed += 1
+        if self._num_rebuilds > MAX_REBUILDS + self._scheduler.max_retries:
+            raise EngineFailure(
+                f"the engine failed {self._num_rebuilds} times and no step could be read in "
+                f"between: {type(error).__name__}: {error}"
+            ) from error
+        try:
+            self._runner.rebuild()
+        except Exception as failure:
+            raise EngineFailure(f"the KV pool could not be made anew: {failure}") from failure
+        self._num_retried += len(blamed) - len(hopeless)
+        self._late += self._fail(hopeless, _failure(error, hopeless))
+        self._rebuild_s = (self._rebuild_s or 0.0) + self._clock() - started_s
+
+    def _blamed(self, error: Exception) -> list[Sequence]:
+        """Who may have caused it: the one that runs alone, if one does; else whoever was in a step
+        that took the pool along; of another fault we know nothing.
+        """
+        trial = self._scheduler.trial
+        if trial is not None:
+            return [trial]
+        if not isinstance(error, PoolLost):
+            return list(self._choices)
+        under_way = (s for f in self._flights for s in f.scheduled.sequences if s not in f.lost)
+        return [s for s in dict.fromkeys(under_way) if s in self._choices]
+
+    def _step(self, now: float) -> StepStats | None:
+        self._expire(now)
+        num_unread = len(self._flights)
+        is_broken_off = num_unread == MAX_UNDER_WAY or self._has_failed(-1)  # the last call
+        if not is_broken_off:
+            self._dispatch(now)
+        stats = self._collect() if num_unread else None
+        if self._has_failed(0):
+            self._collect()
+        return stats
+
+    def _has_failed(self, place: int) -> bool:
+        """Whether the step at this end of those under way could not be dispatched."""
+        return bool(self._flights) and self._flights[place].error is not None
+
+    def _dispatch(self, now: float) -> None:
+        """Starts the next step."""
         scheduled = self._scheduler.schedule(now)
         if scheduled is None:
-            return None
+            return
+        pending, error = None, None
         try:
             pending = self._runner.dispatch(scheduled.batch)
-        except PoolLost:
+        except PoolLost as lost:
+            self._flights.append(_Flight(scheduled, None, now, lost))
             raise
-        except Exception as error:
-            return scheduled, error
-        except BaseException:
-            self._late += self._drop(scheduled, EngineFailure("the step was broken off"))
+        except Exception as failure:  # told when it is its turn to be read
+            error = failure
+        except BaseException:  # Ctrl-C
+            error = EngineFailure("the step was broken off")
+            self._flights.append(_Flight(scheduled, None, now, error))
             raise
-        self._flights.append(_Flight(scheduled, pending, now))
-        return None
+        self._flights.append(_Flight(scheduled, pending, now, error))
 
-    def _collect(self) -> tuple[tuple[RequestOutput, ...], StepStats | None]:
+    def _collect(self) -> StepStats | None:
         """Waits for the oldest step, and turns each sampled token into an output."""
         flight = self._flights[0]
         scheduled = flight.scheduled
         try:
+            if flight.error is not None:
+                raise flight.error
             result = self._runner.collect(flight.pending)  # may be broken off, and called again
         except PoolLost:
             raise
         except Exception as error:
             self._flights.popleft()
-            return self._drop(scheduled, error), None
+            self._retry(flight, error)
+            return None
         self._flights.popleft()
         now = self._clock()
         broken = self._scheduler.update(scheduled, result, now)
-        has_ended = not any(sequence in self._choices for sequence in scheduled.sequences)
-        outputs, num_sampled = self._outputs(scheduled, result, broken, now)
+        living = (s for s in scheduled.sequences if s in self._choices and s not in flight.lost)
+        has_ended = next(living, None) is None
+        num_sampled = self._take(flight, result, broken, now)
         duration_s = now - max(flight.started_s, self._last_read_s)
         self._last_read_s = now
         if has_ended:  # it may have waited for somebody to read it
-            return (), None
-        return tuple(outputs), _step_stats(scheduled.batch, num_sampled, duration_s)
+            return None
+        self._num_rebuilds = 0
+        return _step_stats(scheduled.batch, num_sampled, duration_s)
 
-    def _outputs(
-        self, scheduled: Scheduled, result: StepResult, broken: list[Sequence], now: float
-    ) -> tuple[list[RequestOutput], int]:
-        """One for each choice that still lives; and how many these are."""
-        outputs: list[RequestOutput] = []
-        num_ended = 0
-        choices, token_ids = map(self._choices.get, scheduled.sampled), result.token_ids.tolist()
-        for row, (choice, token_id) in enumerate(zip(choices, token_ids, strict=True)):
-            if choice is None:  # it ended while the step was under way
-                num_ended += 1
-                continue
+    def _take(self, flight: _Flight, result: StepResult, broken: list[Sequence], now: float) -> int:
+        """An output for each choice that still lives; returns how many these are."""
+        outputs, lost, num_taken = self._late, flight.lost, 0
+        sampled, token_ids = flight.scheduled.sampled, result.token_ids.tolist()
+        for row, (choice, token_id) in enumerate(
+            zip(map(self._choices.get, sampled), token_ids, strict=True)
+        ):
+            if choice is None or (lost and choice.sequence in lost):
+                continue  # it has ended, or begun again, while the step was under way
+            num_taken += 1
             if broken and choice.sequence in broken:
                 error = EngineFailure("the logits were not numbers; the weights may be damaged")
                 outputs += self._fail([choice.sequence], error)
                 continue
-            logprobs = () if choice.num_logprobs is None else _logprobs(choice, result, row)
             try:
+                logprobs = () if choice.num_logprobs is None else _logprobs(choice, result, row)
                 output = choice.take(token_id, logprobs, now)
             except Exception as error:  # of the tokenizer: a fault of this text, not of the others
                 _log.exception("token %d could not be read", token_id)
-                outputs += self._fail([choice.sequence], _failure(error))
+                failure = EngineFailure(f"a token could not be read: {_words(error)}")
+                failure.__cause__ = error
+                outputs += self._fail([choice.sequence], failure)
                 continue
-            if output.finish_reason is not None:
-                self._scheduler.finish(choice.sequence)
-                self._forget(choice.sequence)
             outputs.append(output)
-        return outputs, len(scheduled.sampled) - num_ended
+            if output.finish_reason is not None:
+                self._forget(choice.sequence)
+                self._scheduler.finish(choice.sequence)
+        return num_taken
 
-    def _drop(self, scheduled: Scheduled, error: Exception) -> tuple[RequestOutput, ...]:
-        """Ends what was in a step that failed."""
+    def _retry(self, flight: _Flight, error: Exception) -> None:
+        """Lets those begin again that were in a step that failed."""
+        scheduled = flight.scheduled
         _log.error("a step of %d sequences failed", len(scheduled.sequences), exc_info=error)
         self._scheduler.discard(scheduled)
-        return self._fail([s for s in scheduled.sequences if s in self._choices], _failure(error))
+        living = [s for s in scheduled.sequences if s in self._choices and s not in flight.lost]
+        hopeless = self._scheduler.retry(living)
+        for later in self._flights:  # what they draw there comes of what failed
+            later.lost.update(living)
+        self._num_failed += bool(living)  # else it came of one that failed, or nobody waits for it
+        self._num_retried += len(living) - len(hopeless)
+        self._late += self._fail(hopeless, _failure(error, hopeless))
 
-    def _expire(self, now: float) -> tuple[RequestOutput, ...]:
+    def _expire(self, now: float) -> None:
         errors: dict[Sequence, JaxInferError] = {}
         errors |= {s: _too_late(s, now) for s in self._scheduler.expire(now)}
         errors |= {s: _not_started(s, now) for s in self._scheduler.expire_queued(now)}
-        return tuple(
-            self._end(sequence, FinishReason.TIMEOUT, now, error)
-            for sequence, error in errors.items()
-        )
+        for sequence, error in errors.items():
+            self._late.append(self._end(sequence, FinishReason.TIMEOUT, now, error))
 
     def _fail(self, sequences: list[Sequence], error: JaxInferError) -> tuple[RequestOutput, ...]:
         now = self._clock()
@@ -355,12 +438,17 @@ def _step_stats(batch: Batch, num_sampled: int, duration_s: float) -> StepStats:
     )
 
 
-def _failure(error: Exception) -> JaxInferError:
-    if isinstance(error, EngineFailure):
-        return error
-    failure = EngineFailure(f"a step failed: {type(error).__name__}: {error}")
+def _failure(error: Exception, hopeless: list[Sequence]) -> JaxInferError:
+    """Of those that have no try left; all have had as many."""
+    num_tries = 1 + max((sequence.num_retries for sequence in hopeless), default=0)
+    failure = EngineFailure(f"a step failed, {num_tries} of {num_tries} tries: {_words(error)}")
     failure.__cause__ = error
     return failure
+
+
+def _words(error: Exception) -> str:
+    is_ours = isinstance(error, JaxInferError)
+    return str(error) if is_ours else f"{type(error).__name__}: {error}"
 
 
 def _too_late(sequence: Sequence, now: float) -> DeadlineExceeded:

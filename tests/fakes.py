@@ -81,6 +81,7 @@ class FakeRunner:
         self.on_step = on_step
         self.batches: list[Batch] = []
         self.faults: list[str] = []
+        self.num_rebuilds = 0
         self._newest: dict[int, int] = {}  # seat -> the last token drawn there
         self._tokens = np.full((num_pages, page_size), -1, np.int64)
         self._positions = np.full((num_pages, page_size), -1, np.int64)
@@ -101,6 +102,12 @@ class FakeRunner:
         if step in self.fail_collect_at:
             raise EngineFailure(f"step {step} was made to fail when it was read")
         return result
+
+    def rebuild(self) -> None:
+        self.num_rebuilds += 1
+        self._newest.clear()
+        self._tokens.fill(-1)
+        self._positions.fill(-1)
 
     def _sample(self, batch: Batch) -> StepResult:
         contexts = [self._context(batch, row) for row in range(batch.num_sampled)]
@@ -343,14 +350,15 @@ def make_engine(
     random_seed: Callable[[], int] = lambda: 12345,
     digest: Callable[[bytes, bytes], bytes] = page_digest,
     version: str = "v1",
+    max_retries: int = 2,
 ) -> Engine:
     """An engine on a FakeRunner, with its pool; tokenizer None: token ids only."""
     runner = runner or FakeRunner()
-    pool = PagePool(runner.num_pages, runner.page_size, enable_prefix_caching, digest=digest)
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
+        max_retries=max_retries,
     )
     buckets = Buckets.for_limits(
         max_num_seqs=max_num_seqs,
@@ -358,9 +366,14 @@ def make_engine(
         max_model_len=max_model_len,
         page_size=runner.page_size,
     )
+
+    def make_scheduler() -> Scheduler:
+        pool = PagePool(runner.num_pages, runner.page_size, enable_prefix_caching, digest=digest)
+        return Scheduler(config, pool, buckets)
+
     return Engine(
         runner=runner,
-        scheduler=Scheduler(config, pool, buckets),
+        make_scheduler=make_scheduler,
         tokenizer=tokenizer,
         version=version,
         vocab_size=VOCAB_SIZE,

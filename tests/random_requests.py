@@ -184,7 +184,6 @@ def run(
 
 def small_engine(built: Built, num_pages: int, clock: FakeClock) -> Engine:
     """Over the same programs, but so few pages that sequences are preempted."""
-    pool = PagePool(num_pages, built.plan.page_size)
     config = SchedulerConfig(
         max_num_seqs=built.buckets.max_rows,
         max_num_batched_tokens=built.buckets.max_tokens,
@@ -192,7 +191,9 @@ def small_engine(built: Built, num_pages: int, clock: FakeClock) -> Engine:
     )
     return Engine(
         runner=built.runner,
-        scheduler=Scheduler(config, pool, built.buckets),
+        make_scheduler=lambda: Scheduler(
+            config, PagePool(num_pages, built.plan.page_size), built.buckets
+        ),
         tokenizer=built.tokenizer,
         version=built.version,
         vocab_size=built.engine.vocab_size,

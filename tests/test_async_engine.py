@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jaxinfer.async_engine import IDLE_TURN_S, AsyncEngine
+from jaxinfer.async_engine import AsyncEngine
 from jaxinfer.batch_window import BatchWindow
 from jaxinfer.config import SamplingParams
 from jaxinfer.errors import (
@@ -20,6 +20,7 @@ from jaxinfer.errors import (
     DeadlineExceeded,
     EngineFailure,
     InvalidRequest,
+    PoolLost,
     Unavailable,
 )
 from jaxinfer.request_stream import RequestStream
@@ -342,13 +343,93 @@ def test_a_passed_deadline_ends_a_choice_with_its_error():
     run(scenario)
 
 
-def test_a_failed_step_ends_its_requests_and_the_engine_goes_on():
+def test_steps_that_fail_too_often_end_their_request_and_the_engine_goes_on():
     async def scenario() -> None:
-        async with running(fail_at=frozenset({1})) as engine:
+        facts = Facts()
+        async with running(facts=facts, fail_at=frozenset({1, 2, 3})) as engine:
             outputs = [output async for output in engine.submit(request("r1"))]
             assert outputs[-1].finish_reason is FinishReason.ERROR
             assert isinstance(outputs[-1].error, EngineFailure)
+            assert facts.retries == [1, 1, 0]
             assert await tokens_of(engine.submit(request("r2"))) == greedy_continuation(PROMPT, 5)
+
+    run(scenario)
+
+
+def test_a_stream_over_a_failed_step_goes_on_unbroken():
+    async def scenario() -> None:
+        facts = Facts()
+        async with running(
+            facts=facts, fail_at=frozenset({1}), fail_collect_at=frozenset({4})
+        ) as engine:
+            assert await tokens_of(engine.submit(request())) == greedy_continuation(PROMPT, 5)
+            assert (facts.retries, facts.rebuilds) == ([1, 1], [])
+
+    run(scenario)
+
+
+def test_a_lost_pool_is_made_anew_and_streams_go_on():
+    lost = [PoolLost("gone"), None, None, PoolLost("gone again")]
+
+    def lose(batch: Any) -> None:
+        if lost and (error := lost.pop()) is not None:
+            raise error
+
+    async def scenario() -> None:
+        facts = Facts()
+        async with running(lose, facts) as engine:
+            streams = [engine.submit(request(f"r{i}", prompt=(i, 7))) for i in range(3)]
+            found = await asyncio.gather(*map(tokens_of, streams))
+            assert list(found) == [greedy_continuation((i, 7), 5) for i in range(3)]
+            assert len(facts.rebuilds) == 2
+            assert engine.is_alive
+
+    run(scenario)
+
+
+def test_a_fault_outside_of_a_step_does_not_end_the_thread(monkeypatch: pytest.MonkeyPatch):
+    """Neither one of the engine nor one of the observer."""
+
+    async def scenario() -> None:
+        facts = Facts()
+        async with running(lambda batch: time.sleep(0.001), facts) as engine:
+            core = engine._engine
+            stats, left = core.pool_stats, [None, None, ValueError("of ours"), None]
+
+            def stumbling() -> Any:
+                if left and (error := left.pop()) is not None:
+                    raise error
+                return stats()
+
+            def refuse(*_: Any) -> None:
+                raise ValueError("of the observer")
+
+            monkeypatch.setattr(core, "pool_stats", stumbling)
+            monkeypatch.setattr(facts, "on_step", refuse)
+            monkeypatch.setattr(facts, "on_finish", refuse)
+            found = await tokens_of(engine.submit(request(max_tokens=20)))
+            assert found == greedy_continuation(PROMPT, 20)
+            assert len(facts.rebuilds) == 1
+            assert engine.is_alive
+
+    run(scenario)
+
+
+def test_each_step_is_judged_on_the_event_loop():
+    async def scenario() -> None:
+        verdicts: list[tuple[bool, bool]] = []
+        here = threading.get_ident()
+        core = make_engine(FakeRunner(fail_at=frozenset({2})), clock=time.monotonic)
+        engine = AsyncEngine(
+            core, on_verdict=lambda good: verdicts.append((good, threading.get_ident() == here))
+        )
+        engine.start()
+        try:
+            await tokens_of(engine.submit(request(max_tokens=3)))
+            await until(lambda: len(verdicts) == 4)
+            assert verdicts == [(True, True), (True, True), (False, True), (True, True)]
+        finally:
+            await engine.close()
 
     run(scenario)
 
@@ -372,17 +453,17 @@ def test_when_the_thread_dies_streams_fail_and_later_submits_are_unavailable():
     run(scenario)
 
 
-def test_turns_go_on_while_idle_and_stop_while_a_step_hangs():
+def test_an_idle_engine_is_in_no_turn_and_one_whose_step_hangs_is_in_a_long_one():
     async def scenario() -> None:
         gate = threading.Event()
         async with running(waiting_for(gate)) as engine:
-            await until(lambda: engine.seconds_since_turn > 0.2)
-            await until(lambda: engine.seconds_since_turn < 0.1)
+            await asyncio.sleep(0.1)
+            assert engine.seconds_in_turn < 0.1
             stream = engine.submit(request(max_tokens=1))
-            await until(lambda: engine.seconds_since_turn > IDLE_TURN_S + 0.2)
+            await until(lambda: engine.seconds_in_turn > 0.2)
             gate.set()
             await tokens_of(stream)
-            await until(lambda: engine.seconds_since_turn < 0.1)
+            await until(lambda: engine.seconds_in_turn == 0.0)
 
     run(scenario)
 

@@ -455,9 +455,9 @@ def test_abort_all_ends_everything_with_the_error():
 @pytest.mark.parametrize(
     "failing", [{"fail_at": frozenset({1})}, {"fail_collect_at": frozenset({1})}]
 )
-def test_a_failed_step_takes_only_its_own_sequences(failing):
+def test_without_retries_a_failed_step_takes_only_its_own_sequences(failing):
     runner = FakeRunner(**failing)
-    engine = make_engine(runner, max_num_seqs=2, eos_token_ids=())
+    engine = make_engine(runner, max_num_seqs=2, eos_token_ids=(), max_retries=0)
     requests = [request((i, i + 1), name=str(i), max_tokens=4) for i in range(4)]
     answers = run_all(engine, requests)
     for name in "01":
@@ -472,7 +472,7 @@ def test_a_failed_step_takes_only_its_own_sequences(failing):
 
 
 def test_pages_of_a_failed_step_are_not_found_by_the_next_request():
-    engine = make_engine(FakeRunner(fail_at=frozenset({0})))
+    engine = make_engine(FakeRunner(fail_at=frozenset({0})), max_retries=0)
     prompt = tuple(range(40))
     run_all(engine, [request(prompt, max_tokens=2)])
     assert engine.pool_stats().pages_cached == 0
@@ -484,7 +484,7 @@ def test_pages_of_a_failed_step_are_not_found_by_the_next_request():
 
 def test_pages_computed_before_the_failed_step_are_not_found_either():
     runner = FakeRunner(fail_at=frozenset({2}))
-    engine = make_engine(runner, max_num_batched_tokens=16)
+    engine = make_engine(runner, max_num_batched_tokens=16, max_retries=0)
     run_all(engine, [request(tuple(range(40)), max_tokens=2)])
     assert len(runner.batches) == 3
     assert engine.pool_stats().pages_cached == 0
@@ -496,7 +496,7 @@ def test_any_exception_of_the_runner_becomes_an_engine_failure():
 
     answer = solo(request(), FakeRunner(on_step=on_step))
     assert isinstance(answer.error, EngineFailure)
-    assert "ZeroDivisionError: by hand" in answer.error.message
+    assert answer.error.message == "a step failed, 3 of 3 tries: ZeroDivisionError: by hand"
     assert isinstance(answer.error.__cause__, ZeroDivisionError)
 
 

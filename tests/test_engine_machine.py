@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxinfer.config import SamplingParams
-from jaxinfer.errors import EngineFailure, Overloaded
+from jaxinfer.engine import MAX_REBUILDS
+from jaxinfer.errors import EngineFailure, Overloaded, PoolLost
+from jaxinfer.scheduling.batch import Batch
 from jaxinfer.scheduling.page_pool import page_digest
 from jaxinfer.scheduling.request import FinishReason, Request
 from tests.fakes import Answers, FakeClock, FakeRunner, FakeTokenizer, make_engine, run_all
@@ -63,10 +65,12 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         budget=st.sampled_from([16, 20, 64]),
         enable_prefix_caching=st.booleans(),
+        max_retries=st.sampled_from([0, 1, 2, 2]),
         digest=st.sampled_from(sorted(DIGESTS)),
     )
     def make(self, num_pages: int, budget: int, digest: str, **config: Any) -> None:
-        self.runner = FakeRunner(num_pages, SIZE)
+        self.runner = FakeRunner(num_pages, SIZE, on_step=self.lose)
+        self.is_losing = False
         self.clock = FakeClock()
         self.engine = make_engine(
             self.runner,
@@ -120,7 +124,7 @@ class EngineMachine(RuleBasedStateMachine):
             if had_work:
                 has_started = len(self.runner.batches) > num_started
                 has_read = len(self.engine._flights) < num_unread + has_started
-                assert step.outputs or has_started or has_read
+                assert step.outputs or has_started or has_read or step.num_failed
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -136,6 +140,22 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def fail_when_the_next_step_is_read(self) -> None:
         self.runner.fail_collect_at |= {len(self.runner.batches)}
+
+    @precondition(lambda self: self.engine._num_rebuilds < MAX_REBUILDS - 1)
+    @rule()
+    def lose_the_pool_in_the_next_step(self) -> None:
+        self.is_losing = True
+
+    def lose(self, _: Batch) -> None:
+        if self.is_losing:
+            self.is_losing = False
+            raise PoolLost("the device was made to fail")
+
+    @precondition(lambda self: self.engine._num_rebuilds < MAX_REBUILDS - 1)
+    @rule()
+    def find_a_fault_of_our_own(self) -> None:
+        """Between two steps, with whatever is under way."""
+        self.engine.recover(ZeroDivisionError("by hand"))
 
     @rule(version=st.sampled_from(["v1", "v2"]))
     def change_the_weights_version(self, version: str) -> None:
@@ -156,6 +176,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         self.runner.fail_at = self.runner.fail_collect_at = frozenset()
+        self.is_losing = False
         for _ in range(4000):
             if not self.engine.has_work():
                 break

@@ -137,7 +137,7 @@ def test_a_request_may_come_back_under_its_id_while_its_last_step_is_under_way()
 
 
 def test_tokens_of_the_step_before_come_first_when_a_dispatch_fails():
-    engine = make_engine(FakeRunner(fail_at=frozenset({2})), eos_token_ids=())
+    engine = make_engine(FakeRunner(fail_at=frozenset({2})), eos_token_ids=(), max_retries=0)
     engine.submit(request(max_tokens=9))
     outputs = [engine.step().outputs for _ in range(3)]
     assert [[output.finish_reason for output in some] for some in outputs] == [
@@ -151,27 +151,37 @@ def test_tokens_of_the_step_before_come_first_when_a_dispatch_fails():
     assert engine.pool_stats().pages_used == 0
 
 
-def test_a_step_that_fails_when_it_is_read_takes_the_one_behind_it_along():
+@pytest.mark.parametrize("max_retries", [0, 1])
+def test_a_step_that_fails_when_it_is_read_takes_the_one_behind_it_along(max_retries):
+    """Without retries its sequence ends; with them what the one behind it drew is drawn again."""
     runner = FakeRunner(fail_collect_at=frozenset({1}))
-    engine = make_engine(runner, eos_token_ids=())
+    engine = make_engine(runner, eos_token_ids=(), max_retries=max_retries)
     answers = run_all(engine, [request(max_tokens=9)])
-    assert answers["r", 0].token_ids == greedy_continuation(PROMPT, 1)
-    assert isinstance(answers["r", 0].error, EngineFailure)
+    if max_retries:
+        assert answers["r", 0].token_ids == greedy_continuation(PROMPT, 9)
+        assert sum(batch.num_sampled for batch in runner.batches) == 9 + 2
+    else:
+        assert answers["r", 0].token_ids == greedy_continuation(PROMPT, 1)
+        assert isinstance(answers["r", 0].error, EngineFailure)
     assert run_all(engine, [request(name="b")])["b", 0].token_ids == greedy_continuation(PROMPT, 4)
     assert runner.faults == []
 
 
-def test_a_lost_pool_leaves_no_step_under_way():
+def test_a_lost_pool_that_can_not_be_made_anew_leaves_no_step_under_way():
     def lose(batch: Batch) -> None:
         if len(runner.batches) == 3:
             raise PoolLost("the device is gone")
 
+    def rebuild() -> None:
+        raise RuntimeError("out of memory")
+
     runner = FakeRunner(on_step=lose)
+    runner.rebuild = rebuild
     engine = make_engine(runner, eos_token_ids=())
     engine.submit(request(max_tokens=9))
     engine.step()
     engine.step()
-    with pytest.raises(PoolLost):
+    with pytest.raises(EngineFailure, match="could not be made anew: out of memory"):
         engine.step()
     assert len(engine.abort_all(EngineFailure("the device is gone"))) == 1
     assert (engine.has_work(), engine.pool_stats().pages_used) == (False, 0)
@@ -248,16 +258,16 @@ def test_a_step_that_was_waited_for_when_ctrl_c_came_is_read_later(number):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_dispatch_that_ctrl_c_broke_off_ends_what_was_in_it_and_nothing_else(number):
+def test_a_dispatch_that_ctrl_c_broke_off_is_a_failed_try_of_what_was_in_it(number):
     runner = InterruptedRunner("dispatch", number)
     engine = make_engine(runner, eos_token_ids=())
     engine.submit(request(max_tokens=6))
     answers = Answers()
     with pytest.raises(KeyboardInterrupt):
         run_on(engine, answers)
+    run_on(engine, answers)
+    assert answers["r", 0].token_ids == greedy_continuation(PROMPT, 6)
     assert engine.pool_stats().pages_used == 0
-    answers.add(engine.step().outputs)  # the end comes with the next call
-    assert isinstance(answers["r", 0].error, EngineFailure)
     again = run_all(engine, [request(name="next")])
     assert again["next", 0].token_ids == greedy_continuation(PROMPT, 4)
     assert runner.faults == []

@@ -74,13 +74,17 @@ class Subject:
             shuffle: puts the free pages into another order.
         """
         limits = self.limits
-        pool = PagePool(num_pages or limits.num_pages, limits.page_size, cache)
-        if shuffle is not None:
-            pool.release(shuffle.permutation(pool.allocate(pool.num_pages)).tolist())
+
+        def make_pool() -> PagePool:
+            pool = PagePool(num_pages or limits.num_pages, limits.page_size, cache)
+            if shuffle is not None:
+                pool.release(shuffle.permutation(pool.allocate(pool.num_pages)).tolist())
+            return pool
+
         config = SchedulerConfig(
             max_num_seqs=limits.buckets.max_rows,
             max_num_batched_tokens=max_tokens or limits.buckets.max_tokens,
             max_model_len=limits.max_model_len,
         )
         watch = Watch(self._around(self._built.runner), limits.page_size)
-        return Session(self._built.another_engine(config, pool, runner=watch), watch)
+        return Session(self._built.another_engine(config, make_pool, runner=watch), watch)

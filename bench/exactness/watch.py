@@ -47,6 +47,9 @@ class Watch:
     def collect(self, pending: Any) -> StepResult:
         return self._runner.collect(pending)
 
+    def rebuild(self) -> None:
+        self._runner.rebuild()
+
 
 def _seen(batch: Batch, page_size: int) -> Step:
     num_new = np.bincount(batch.rows[: batch.num_tokens], minlength=batch.num_seqs).tolist()

@@ -16,6 +16,7 @@ import numpy as np
 from bench.workloads import word_ids
 from jaxinfer.config import SamplingParams, SchedulerConfig
 from jaxinfer.engine import Engine
+from jaxinfer.errors import EngineFailure
 from jaxinfer.scheduling.batch import Batch, StepResult
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
@@ -87,6 +88,9 @@ class WordRunner:
         self.seconds += self._clock() - started
         return result
 
+    def rebuild(self) -> None:
+        raise EngineFailure("a device that is measured loses nothing")
+
 
 class HostWorld:
     """An engine with `num_running` sequences at work and `num_waiting` behind them.
@@ -122,7 +126,7 @@ class HostWorld:
         self._num_submitted = 0
         self.engine = Engine(
             runner=self._runner,
-            scheduler=self._scheduler,
+            make_scheduler=lambda: self._scheduler,
             tokenizer=tokenizer,
             version="v1",
             vocab_size=tokenizer.vocab_size,

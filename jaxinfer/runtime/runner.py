@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import jax
@@ -43,13 +43,22 @@ class ModelRunner:
 
     Args:
         num_seats: the largest row bucket.
+        make_pages: makes pages like `pages`, when they are lost.
     """
 
     def __init__(
-        self, params: Mapping[str, Params], pages: KVPages, programs: Programs, *, num_seats: int
+        self,
+        params: Mapping[str, Params],
+        pages: KVPages,
+        programs: Programs,
+        *,
+        num_seats: int,
+        make_pages: Callable[[], KVPages],
     ):
         self._params = dict(params)
-        self._newest = jax.device_put(np.zeros(num_seats, np.int32))
+        self._num_seats = num_seats
+        self._make_pages = make_pages
+        self._newest = self._empty_seats()
         self._tops = {version: without_layers(tree) for version, tree in params.items()}
         self._pages = list(pages)
         self._programs = programs
@@ -113,7 +122,25 @@ class ModelRunner:
                 raise
             raise PoolLost(f"a step failed and took the KV pool with it: {error}") from error
 
+    def rebuild(self) -> None:
+        """Drops the pages, when no step writes them any more, and makes them anew, and the seats.
+
+        Raises: what the device raises; the pages are lost then.
+        """
+        lost, self._pages = self._pages, []
+        with suppress(Exception):  # of the step that broke them
+            jax.block_until_ready(lost)
+        for array in (array for pages in lost for array in pages):
+            array.delete()
+        self._newest = self._empty_seats()
+        self._pages = list(jax.block_until_ready(self._make_pages()))
+
+    def _empty_seats(self) -> jax.Array:
+        return jax.device_put(np.zeros(self._num_seats, np.int32))
+
     def _has_pages(self) -> bool:
+        if not self._pages:
+            return False
         try:
             jax.block_until_ready((self._pages, self._newest))
         except Exception:  # of the programs that should have written them

@@ -22,13 +22,14 @@ class Scorer:
     """Runs texts through the prefill arithmetic, in chunks, on pages that it gives back.
 
     Args:
+        pool: the pages of now.
         programs: makes the programs of scoring ready for a token bucket; called once, at first use.
     """
 
     def __init__(
         self,
         runner: ModelRunner,
-        pool: PagePool,
+        pool: Callable[[], PagePool],
         buckets: Buckets,
         *,
         version: str,
@@ -55,18 +56,19 @@ class Scorer:
             raise ContextLengthExceeded(
                 f"the text has {len(ids)} tokens, but the model holds {self._max_model_len}"
             )
-        num_pages = self._pool.pages_for(len(ids) - 1)
-        if num_pages > self._pool.num_available:
+        pool = self._pool()
+        num_pages = pool.pages_for(len(ids) - 1)
+        if num_pages > pool.num_available:
             raise Overloaded(
-                f"scoring needs {num_pages} pages, {self._pool.num_available} are free; "
+                f"scoring needs {num_pages} pages, {pool.num_available} are free; "
                 "wait for running requests to end",
                 retry_after_s=1.0,
             )
-        pages = self._pool.allocate(num_pages)
+        pages = pool.allocate(num_pages)
         try:
             return self._score(ids, pages)
         finally:
-            self._pool.release(pages)
+            pool.release(pages)
 
     def _ids(self, token_ids: Sequence[int]) -> np.ndarray:
         """int32[len], inside the vocabulary: the device would read past the embedding."""

@@ -31,6 +31,10 @@ find it in a better rank than their own. So it ends, and its preemptions are few
 A paused sequence has given its pages back and is in no queue; only its deadline still runs. When it
 is resumed it goes on as if it had been preempted, at its old rank.
 
+Failures. What was in a step that failed begins again (`retry`) behind the tokens that have been
+read. One that has a single try left makes it alone, before everything else, when the steps under
+way have been read (retries.py says why that comes to an end).
+
 Pipelining. `schedule` may be called before the step before has been read (`update`), and counts on
 what that step will do: its tokens are in KV, its draws are drawn. Where it turns out otherwise (the
 sequence has stood up since) the work done for it is dropped. Steps run in the order of their
@@ -39,6 +43,7 @@ dispatch, so pages may change hands at once. Only `update` indexes pages for reu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import attrgetter
 
 import numpy as np
@@ -51,6 +56,7 @@ from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.length_limit import LengthLimit
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.rank import Turn, rank_of
+from jaxinfer.scheduling.retries import Retries
 from jaxinfer.scheduling.running import Running
 from jaxinfer.scheduling.running_table import RunningTable
 from jaxinfer.scheduling.scheduled import Scheduled, StepDraft
@@ -84,6 +90,7 @@ class Scheduler:
                 f"too narrow for {self.limit.max_total_tokens} tokens"
             )
         self.pool = pool
+        self.max_retries = config.max_retries
         self._max_tokens = config.max_num_batched_tokens
         # One token of every step is left for a chunk, so no more run than there are tokens.
         num_seats = min(config.max_num_seqs, self._max_tokens)
@@ -94,6 +101,7 @@ class Scheduler:
         self._under_way = StepsUnderWay(pool, self._table)
         self._waiting = Waiting(pool, self._max_tokens)
         self._seating = Seating(pool, self._waiting, self.running, self._under_way, num_seats)
+        self._retries = Retries(config.max_retries)
         self._deadlines = SequenceHeap()
         self._queue_deadlines = SequenceHeap()  # of those that have run too, until they pass
         self._by_request: dict[str, list[Sequence]] = {}
@@ -101,7 +109,7 @@ class Scheduler:
         self._num_submitted = 0
 
     def has_work(self) -> bool:
-        return bool(self.running) or len(self._waiting) > 0
+        return bool(self.running) or len(self._waiting) > 0 or self._retries.has_suspects
 
     def submit(self, sequence: Sequence) -> None:
         """Queues a new sequence.
@@ -115,8 +123,15 @@ class Scheduler:
         )
         self._num_submitted += 1
         sequence.rank = rank_of(request, self._num_submitted)
+        self._enter(sequence)
+
+    def _enter(self, sequence: Sequence) -> None:
+        request = sequence.request
         self._by_request.setdefault(request.request_id, []).append(sequence)
-        self._waiting.enter(sequence)
+        if sequence.status is Status.PAUSED:
+            self._num_paused += 1
+        else:
+            self._queue(sequence, sequence.status)
         if request.deadline_s is not None:
             self._deadlines.push(request.deadline_s, sequence)
         if request.queue_deadline_s is not None:
@@ -127,6 +142,8 @@ class Scheduler:
 
         The caller gives it to `update` or `discard`, in the order of the calls.
         """
+        if self._retries.has_suspects:
+            return self._schedule_trial(now)
         for version in self._turns.order(self._seating.next_version()):
             draft = StepDraft(self._max_tokens, version)
             if not self._decode_at_once(draft):
@@ -144,15 +161,62 @@ class Scheduler:
         Returns: the sequences whose logits were not numbers; the caller fails them. They got no
             token, and no page of this step of theirs is indexed.
         """
-        return self._under_way.read(scheduled, result, now)
+        broken = self._under_way.read(scheduled, result, now)
+        self._retries.note_read(scheduled.sequences)
+        return broken
 
     def discard(self, scheduled: Scheduled) -> None:
-        """Forgets a step that failed; the caller fails its sequences."""
+        """Forgets a step that failed; the caller gives its sequences to `retry`."""
         self._under_way.discard(scheduled)
 
-    def discard_all(self) -> None:
-        """Forgets all steps under way: their device is lost, and so are their tokens."""
-        self._under_way.clear()
+    def retry(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Lets the living of a step that failed begin again behind the tokens that were read.
+
+        Their KV is not to be trusted (see `finish`), and what steps under way draw for them is
+        nobody's. Returns: those that have no try left; the caller fails them.
+        """
+        living = [s for s in sequences if s.status is not Status.FINISHED]
+        hopeless = self.blame(living)
+        for sequence in living:
+            if sequence in hopeless:
+                continue
+            if sequence.status is Status.RUNNING:
+                self._seating.stop(sequence, is_failed=True)
+            sequence.is_awaited = False
+            self._waiting.remove(sequence)
+            self._retries.remove(sequence)
+            if sequence.status is not Status.PAUSED:
+                self._queue(sequence, Status.PREEMPTED)
+        return hopeless
+
+    def _queue(self, sequence: Sequence, status: Status) -> None:
+        """One that neither runs nor waits waits to run, or for its trial."""
+        sequence.status = status
+        sequence.num_pages_wanted = 0
+        self._waiting.set_turn(sequence)
+        if not self._retries.enter(sequence):
+            self._waiting.push(sequence)
+
+    @property
+    def trial(self) -> Sequence | None:
+        """The sequence that runs alone, if one is on its last try."""
+        return self._retries.trial
+
+    def blame(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Counts a failed try of each. Returns: those that have none left."""
+        return [sequence for sequence in sequences if not self._retries.count(sequence)]
+
+    def take_over(self, sequences: Iterable[Sequence], before: Scheduler) -> None:
+        """Goes on, being new, with the living of a scheduler that is given up.
+
+        Args:
+            sequences: with their old ranks; none of them holds anything (`Sequence.begin_again`).
+            before: the other one, of which only the totals are read.
+        """
+        self._num_submitted = before._num_submitted
+        self._seating.take_over(before._seating)
+        for sequence in sequences:
+            self._enter(sequence)
 
     def finish(self, sequence: Sequence, *, is_failed: bool = False) -> None:
         """Ends a sequence in any state; its pages are free when this returns.
@@ -166,6 +230,7 @@ class Scheduler:
             self._seating.stop(sequence, is_failed=is_failed)
         self._num_paused -= sequence.status is Status.PAUSED
         self._waiting.remove(sequence)
+        self._retries.remove(sequence)
         self._deadlines.remove(sequence)
         self._queue_deadlines.remove(sequence)
         sequence.status = Status.FINISHED
@@ -194,6 +259,7 @@ class Scheduler:
             if sequence.status is Status.RUNNING:
                 self._seating.stop(sequence)
             self._waiting.remove(sequence)
+            self._retries.remove(sequence)
             sequence.status = Status.PAUSED
             self._num_paused += 1
 
@@ -203,7 +269,7 @@ class Scheduler:
             if sequence.status is Status.PAUSED:
                 is_new = sequence.first_scheduled_s is None
                 self._num_paused -= 1
-                self._seating.queue(sequence, Status.WAITING if is_new else Status.PREEMPTED)
+                self._queue(sequence, Status.WAITING if is_new else Status.PREEMPTED)
 
     def expire(self, now: float) -> list[Sequence]:
         """Ends the sequences whose deadline has passed, and returns them."""
@@ -226,7 +292,7 @@ class Scheduler:
     def stats(self) -> PoolStats:
         return PoolStats(
             num_running=len(self.running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._retries.waiting),
             pages_total=self.pool.num_pages,
             pages_used=self.pool.num_used,
             pages_cached=self.pool.num_cached,
@@ -242,8 +308,11 @@ class Scheduler:
         self.pool.check_integrity(s.page_table for s in self.running)
         self.running.check_integrity()
         live = sum(len(choices) for choices in self._by_request.values())
-        num_known = len(self.running) + len(self._waiting) + self._num_paused
+        num_waiting = len(self._waiting) + len(self._retries.waiting)
+        num_known = len(self.running) + num_waiting + self._num_paused
         assert live == num_known, f"{live} sequences are live, not {num_known}"
+        trial = self._retries.trial
+        assert trial is None or trial.status is Status.RUNNING, "the one on trial does not run"
 
     def _dispatched(self, draft: StepDraft) -> Scheduled:
         """The batch of a step, which counts as done from here on."""
@@ -272,6 +341,24 @@ class Scheduler:
         for sequence in draft.others:
             table.is_far[sequence.seat] = sequence.num_behind > 1
         return scheduled
+
+    def _schedule_trial(self, now: float) -> Scheduled | None:
+        """A step of a sequence that has one try left, when nothing else is under way.
+
+        It may take pages and a seat from any other, since it gets them but once: submission has
+        checked that it fits alone.
+        """
+        if len(self._under_way):
+            return None
+        sequence = self._retries.trial
+        if sequence is None:
+            sequence = self._retries.begin_trial()  # so a fault from here on is its own
+            sequence.status = Status.PREEMPTED  # so it starts with pages for all its tokens
+            self._seating.start_alone(sequence, self._max_tokens, now)
+        draft = StepDraft(self._max_tokens, sequence.version)
+        assert sequence.num_tokens <= len(sequence.token_ids), "its next token ends the trial"
+        self._go_on(sequence, draft)
+        return self._dispatched(draft)
 
     def _decode_at_once(self, draft: StepDraft) -> bool:
         """Pages for all that decodes and for the share of the best, by array operations.

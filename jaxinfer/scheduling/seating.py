@@ -88,6 +88,25 @@ class Seating:
             self._sit(sequence, pages, num_pages, now)
         return not draft.is_closed
 
+    def start_alone(self, sequence: Sequence, budget: int, now: float) -> None:
+        """Starts a sequence that fits alone, whoever has to give way."""
+        while True:
+            pages = self._pool.match(sequence)
+            num_hit = len(pages) * self._pool.page_size
+            length = max(1, min(sequence.num_tokens - num_hit, budget))
+            num_pages, num_spare = self._num_pages(sequence, num_hit + length)
+            wanted = num_pages + num_spare - len(pages) + self._pool.num_idle(pages)
+            if self._is_seat_free() and wanted <= self._pool.num_available:
+                break
+            self.preempt(max(self._running, key=by_class))
+        self._sit(sequence, pages, num_pages, now)
+
+    def take_over(self, before: Seating) -> None:
+        """Counts on from the totals of one that is given up."""
+        self.num_preemptions = before.num_preemptions
+        self.num_query_tokens = before.num_query_tokens
+        self.num_hit_tokens = before.num_hit_tokens
+
     def put_back(self, draft: StepDraft) -> None:
         """Those that were held back wait again."""
         for sequence in draft.held:
@@ -96,14 +115,10 @@ class Seating:
     def preempt(self, sequence: Sequence) -> None:
         """It gives seat and pages back, and waits."""
         self.stop(sequence)
+        sequence.status = Status.PREEMPTED
+        sequence.num_pages_wanted = 0
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        self.queue(sequence, Status.PREEMPTED)
-
-    def queue(self, sequence: Sequence, status: Status) -> None:
-        """One that neither runs nor waits waits, at its rank."""
-        sequence.status = status
-        sequence.num_pages_wanted = 0
         self._waiting.enter(sequence)
 
     def stop(self, sequence: Sequence, *, is_failed: bool = False) -> None:

@@ -59,6 +59,8 @@ class Sequence:
         "num_pages_wanted",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_proven_tokens",
+        "num_retries",
         "page_digests",
         "page_table",
         "rank",
@@ -94,6 +96,8 @@ class Sequence:
     table: RunningTable | None  # where it sits while it runs; has its counters
     seat: int  # its line there; -1: none
     num_preemptions: int
+    num_retries: int  # in a row, without getting further
+    num_proven_tokens: int  # it had got so far when that was last looked at
     first_scheduled_s: float | None
     first_token_s: float | None
 
@@ -119,6 +123,8 @@ class Sequence:
         self.table = None
         self.seat = -1
         self.num_preemptions = 0
+        self.num_retries = 0
+        self.num_proven_tokens = 0
         self.first_scheduled_s = None
         self.first_token_s = None
 
@@ -142,6 +148,12 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_reached_tokens(self) -> int:
+        """Leading tokens that steps which were read have computed: in this sitting, or to draw."""
+        drawn = len(self.token_ids) - 1 if self.num_output_tokens else 0
+        return max(self.num_computed_tokens, drawn)
+
+    @property
     def num_behind(self) -> int:
         """Tokens to schedule before the next one can be drawn."""
         return max(len(self.token_ids) - self.num_scheduled_tokens, 1)
@@ -157,6 +169,19 @@ class Sequence:
         self.num_indexed_pages = 0
         self.is_indexable = True
         return pages
+
+    def begin_again(self, num_output_tokens: int) -> None:
+        """Leaves a scheduler that is given up, with so many tokens of output."""
+        del self.token_ids[self.num_prompt_tokens + num_output_tokens :]
+        self.table, self.seat = None, -1
+        self.forget_pages()
+        self.page_digests = []
+        self.num_proven_tokens = min(self.num_proven_tokens, len(self.token_ids) - 1)
+        self.num_pages_wanted = 0
+        self.is_awaited = False
+        if self.status is not Status.PAUSED:
+            is_new = self.first_scheduled_s is None
+            self.status = Status.WAITING if is_new else Status.PREEMPTED
 
     def stats(self, now: float) -> RequestStats:
         """Its facts if it ends at `now`."""

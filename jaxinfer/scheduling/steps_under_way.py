@@ -45,10 +45,15 @@ class StepsUnderWay:
         """
         assert self._steps[0] is scheduled, "steps are read in the order they were scheduled"
         self._steps.popleft()
-        broken = [scheduled.sampled[i] for i in np.flatnonzero(np.isnan(result.logprobs))]
         sits = self._table.sitting[scheduled.rows.seats] == scheduled.sittings
+        draws = sits[scheduled.rows.sampled]
+        broken = [
+            scheduled.sampled[i]
+            for i in np.flatnonzero(np.isnan(result.logprobs))
+            if draws[i] or scheduled.sampled[i].is_awaited
+        ]
         self._note_computed(scheduled, sits, broken)
-        self._note_drawn(scheduled, result.token_ids.tolist(), sits, broken)
+        self._note_drawn(scheduled, result.token_ids.tolist(), draws, broken)
         for sequence in scheduled.firsts:
             if sequence.first_token_s is None and sequence.num_output_tokens:
                 sequence.first_token_s = now
@@ -57,10 +62,6 @@ class StepsUnderWay:
     def discard(self, scheduled: Scheduled) -> None:
         """Forgets a step that failed."""
         self._steps.remove(scheduled)
-
-    def clear(self) -> None:
-        """Forgets all of them."""
-        self._steps.clear()
 
     def _note_computed(self, scheduled: Scheduled, sits: Flags, broken: list[Sequence]) -> None:
         """What was computed for a sequence that has stood up since is nobody's."""
@@ -74,14 +75,19 @@ class StepsUnderWay:
                 self._table.copy_pages(sequence, changed)
 
     def _note_drawn(
-        self, scheduled: Scheduled, token_ids: list[int], sits: Flags, broken: list[Sequence]
+        self, scheduled: Scheduled, token_ids: list[int], draws: Flags, broken: list[Sequence]
     ) -> None:
-        """A preempted sequence takes its token too: it was drawn before the pages changed hands."""
-        if not broken and sits.all():
+        """A preempted sequence takes its token too: it was drawn before the pages changed hands.
+        One that begins again after a failed step does not.
+        """
+        if not broken and draws.all():
             for sequence, token_id in zip(scheduled.sampled, token_ids, strict=True):
                 sequence.token_ids.append(token_id)
             return
-        for sequence, token_id in zip(scheduled.sampled, token_ids, strict=True):
+        for sequence, token_id, sits in zip(
+            scheduled.sampled, token_ids, draws.tolist(), strict=True
+        ):
+            is_its_own = sits or sequence.is_awaited
             sequence.is_awaited = False
-            if sequence.status is not Status.FINISHED and sequence not in broken:
+            if is_its_own and sequence.status is not Status.FINISHED and sequence not in broken:
                 sequence.token_ids.append(token_id)

@@ -46,8 +46,12 @@ class Waiting:
 
     def enter(self, sequence: Sequence) -> None:
         """Adds one that is new, or that was preempted just now; its turn is as of now."""
-        sequence.turn = (self._size(sequence), sequence.rank)
+        self.set_turn(sequence)
         self.push(sequence)
+
+    def set_turn(self, sequence: Sequence) -> None:
+        """Its turn is as of now."""
+        sequence.turn = (self._size(sequence), sequence.rank)
 
     def push(self, sequence: Sequence) -> None:
         """Adds one that has its turn."""

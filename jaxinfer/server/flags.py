@@ -106,6 +106,13 @@ def count(text: str) -> int:
     return value
 
 
+def whole(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("expected a whole number of at least 0")
+    return value
+
+
 def port(text: str) -> int:
     value = int(text)
     if not 0 <= value <= 65535:
@@ -325,6 +332,34 @@ FLAGS: tuple[Flag, ...] = (
         "where that cap ends a text (chat: sentence, completions: token)",
         "limits.truncate",
         get_args(Truncate),
+    ),
+    Flag(
+        "max-retries",
+        whole,
+        _SCHEDULER.max_retries,
+        "of a sequence whose steps fail, in a row; 0: none",
+        "engine.max_retries",
+    ),
+    Flag(
+        "step-timeout",
+        positive,
+        _LIMITS.step_timeout_s,
+        "seconds of a step; one that takes longer hangs: new requests and /health get 503",
+        "limits.step_timeout_s",
+    ),
+    Flag(
+        "breaker-threshold",
+        count,
+        _LIMITS.breaker_threshold,
+        "failed steps in a row, after which new requests get 503",
+        "limits.breaker_threshold",
+    ),
+    Flag(
+        "breaker-open-s",
+        positive,
+        _LIMITS.breaker_open_s,
+        "seconds of that, before one request at a time may try again",
+        "limits.breaker_open_s",
     ),
     Flag(
         "shutdown-timeout",

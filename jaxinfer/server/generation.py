@@ -89,7 +89,10 @@ class GenerationEndpoint(ABC):
         arrival_s = clock()
         head = CallHead.read(Headers(scope=scope), self._state)
         admission = self._state.admission
-        with admission.acquire(head.claim.presumed, best=head.judged, limits=head.limits) as permit:
+        with (
+            self._state.let_in(),
+            admission.acquire(head.claim.presumed, best=head.judged, limits=head.limits) as permit,
+        ):
             body = await read_body(scope, receive, self._state.limits)
             if body is None:
                 permit.release("left")

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 10.0
+WATCH_EVERY_S = 1.0
 TOKENIZER_THREADS = 2
 SILENT_PEER_MS = 120_000
 KEEP_ALIVE_S = 65  # longer than clients and balancers wait, so that they close first
@@ -198,11 +199,13 @@ class _Serving:
         server = _UvicornServer(config, on_signal)
         loading = loop.create_task(self._load(server))
         status = loop.create_task(self._report_status())
+        watch = loop.create_task(self._watch_steps())
         try:
             await server.serve(sockets=[self._listener])
         finally:
             loading.cancel()
             status.cancel()
+            watch.cancel()
             if self._engine is not None:
                 await self._engine.close()
             if self._state.model is not None:
@@ -262,7 +265,12 @@ class _Serving:
             max_tokens=scheduler.max_num_batched_tokens,
             max_seqs=scheduler.max_num_seqs,
         )
-        self._engine = AsyncEngine(built.engine, observer=self._metrics, window=window)
+        self._engine = AsyncEngine(
+            built.engine,
+            observer=self._metrics,
+            on_verdict=self._state.breaker.note_step,
+            window=window,
+        )
         self._engine.start()
         template = built.tokenizer.chat_template
         served = ServedModel(
@@ -311,6 +319,12 @@ class _Serving:
             while self._state.admission.num_open and time.monotonic() < deadline_s:
                 await asyncio.sleep(0.01)
         server.should_exit = True
+
+    async def _watch_steps(self) -> None:
+        """A step that hangs is noted though nobody asks."""
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            self._state.breaker.look(self._state.step_s)
 
     async def _report_status(self) -> None:
         status = StatusLine(self._metrics, time.monotonic())

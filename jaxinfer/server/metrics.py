@@ -56,6 +56,9 @@ class Metrics:
         self._rejected = make.counters(
             "rejected", "Requests refused before they reached the engine", "reason", REJECT_REASONS
         )
+        self._breaker = make.gauge(
+            "circuit_breaker_state", "0: closed, 1: half-open, 2: open (new requests get 503)"
+        )
         self._readers_cut = make.counter("readers_cut", "Clients cut off that read nothing")
 
     # ---- the engine's facts
@@ -101,6 +104,10 @@ class Metrics:
     def on_reader_cut(self) -> None:
         """A client that took nothing for too long was cut off."""
         self._readers_cut.inc()
+
+    def on_breaker(self, state: int) -> None:
+        """0: closed, 1: half-open, 2: open."""
+        self._breaker.set(state)
 
     def watch_queue(self, admission: Admission) -> None:
         """Once: gauges by class, asked for at each scrape."""

@@ -140,9 +140,13 @@ class _Routes:
         ailment = self._state.ailment()
         if ailment is not None:
             raise Unavailable(ailment, retry_after_s=60.0, code="unhealthy")
+        refusal = self._state.refusal()
+        if refusal is not None:
+            return error_reply(refusal)
         return json_reply(PhaseReply("ready"))
 
     async def metrics(self, request: Request) -> Response:
+        self._state.breaker.look(self._state.step_s)
         return Response(self._state.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def version(self, request: Request) -> Response:
@@ -283,5 +287,5 @@ def _reject_reason(error: JaxInferError) -> str | None:
     if isinstance(error, InvalidRequest):
         return "invalid"
     if isinstance(error, Unavailable):
-        return error.code if error.code in ("draining", "loading") else None
+        return error.code if error.code in ("draining", "loading", "breaker_open") else None
     return None

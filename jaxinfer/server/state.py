@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -17,6 +18,7 @@ from jaxinfer.async_engine import AsyncEngine
 from jaxinfer.config import Truncate
 from jaxinfer.errors import ModelNotFound, Unavailable
 from jaxinfer.server.admission import Admission
+from jaxinfer.server.circuit_breaker import CircuitBreaker
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.open_calls import OpenCalls
 from jaxinfer.server.priority_class import PriorityClass
@@ -54,7 +56,9 @@ class Limits:
     stall_s: float = 60.0  # a reader that takes nothing for so long is cut off
     max_output_tokens: int | None = None  # of every choice, whatever it asks for; None: no cap
     truncate: Truncate | None = None  # None: sentence for chat, token for completions
-    hang_s: float = 120.0  # an engine turn that takes longer counts as dead
+    step_timeout_s: float = 120.0  # a step that takes longer hangs
+    breaker_threshold: int = 5  # failed steps in a row, then no new requests
+    breaker_open_s: float = 10.0  # for so long, then one at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,12 @@ class ServerState:
             num_seats=num_seats,
         )
         metrics.watch_queue(self.admission)
+        self.breaker = CircuitBreaker(
+            threshold=limits.breaker_threshold,
+            step_timeout_s=limits.step_timeout_s,
+            open_s=limits.breaker_open_s,
+            on_change=metrics.on_breaker,
+        )
         self.phase: Phase = "loading"
         self.progress = "starting"
         self.drain_until_s: float | None = None  # monotonic
@@ -168,6 +178,20 @@ class ServerState:
             return limits
         return limits.within(TimeLimits(asked.timeout_s, asked.queue_timeout_s))
 
+    @property
+    def step_s(self) -> float:
+        """Seconds that the step under way takes so far; 0.0 before there is a model."""
+        return 0.0 if self._model is None else self._model.engine.seconds_in_turn
+
+    def let_in(self) -> AbstractContextManager[None]:
+        """Around a new request; entering raises Unavailable while steps fail or hang."""
+        return self.breaker.let_in(self.step_s)
+
+    def refusal(self) -> Unavailable | None:
+        """Why steps that fail or hang keep everybody out; None: they do not."""
+        self.breaker.look(self.step_s)
+        return self.breaker.refusal()
+
     def ailment(self) -> str | None:
         """Why the process should be restarted; None: it is well."""
         if self._model is None:
@@ -175,8 +199,8 @@ class ServerState:
         engine = self._model.engine
         if not engine.is_alive:
             return "the engine thread has ended"
-        if engine.seconds_since_turn > self.limits.hang_s:
-            return f"no engine step has ended for {engine.seconds_since_turn:.0f} s"
+        if self.step_s > self.limits.step_timeout_s:
+            return f"no engine step has ended for {self.step_s:.0f} s"
         return None
 
     def new_unknown_fields(self, names: frozenset[str]) -> list[str]:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.build import Built
-from jaxinfer.errors import PoolLost
+from jaxinfer.engine import EngineStep
+from jaxinfer.errors import EngineFailure
 from jaxinfer.runtime.aot import Programs
 from jaxinfer.runtime.runner import ModelRunner
 from jaxinfer.scheduling.request import Request
@@ -47,10 +48,16 @@ def breaking(built: Built, name: str, *, eats_pages: bool) -> ModelRunner:
     object.__setattr__(programs, "broken", name)
     object.__setattr__(programs, "eats_pages", eats_pages)
     pages = [(jnp.array(k), jnp.array(v)) for k, v in runner._pages]
-    return ModelRunner(runner._params, pages, programs, num_seats=built.buckets.max_rows)
+    return ModelRunner(
+        runner._params,
+        pages,
+        programs,
+        num_seats=built.buckets.max_rows,
+        make_pages=runner._make_pages,
+    )
 
 
-def run_one(built: Built, runner: ModelRunner) -> Any:
+def run_one(built: Built, runner: ModelRunner) -> EngineStep:
     engine = built.engine
     engine.submit(Request("r", (1, 2, 3)))
     engine._runner, whole = runner, engine._runner
@@ -61,19 +68,36 @@ def run_one(built: Built, runner: ModelRunner) -> Any:
         engine.abort("r")
 
 
-def test_a_failure_that_leaves_the_pool_ends_only_its_requests(built: Built):
-    runner = breaking(built, "sample", eats_pages=False)
-    (output,) = run_one(built, runner).outputs
-    assert "on fire" in str(output.error)
+def test_a_failure_that_leaves_the_pool_is_one_of_its_step(built: Built):
+    """Told when it is its turn to be read: in the same call, if nothing is under way."""
+    pool = built.engine.pool
+    step = run_one(built, breaking(built, "sample", eats_pages=False))
+    assert (step.outputs, step.num_failed, step.num_retried) == ((), 1, 1)
+    assert step.rebuild_s is None
+    assert built.engine.pool is pool
     assert built.engine.pool_stats().pages_used == 0
 
 
-def test_a_failure_that_takes_the_pool_ends_the_engine(built: Built):
-    with pytest.raises(PoolLost, match="took the KV pool with it: the device is on fire"):
-        run_one(built, breaking(built, "layer", eats_pages=True))
+def test_a_failure_that_takes_the_pool_has_it_made_anew(built: Built):
+    runner = breaking(built, "layer", eats_pages=True)
+    step = run_one(built, runner)
+    assert (step.outputs, step.num_failed, step.num_retried) == ((), 1, 1)
+    assert step.rebuild_s is not None
+    assert runner._has_pages()
+    assert not any(page.any() for pages in runner._pages for page in pages)
+    assert built.engine.pool_stats().pages_used == 0
 
 
-def test_the_whole_pool_still_answers_after_both(built: Built):
+def test_a_pool_that_could_not_be_made_anew_is_lost_to_the_next_step_too(built: Built):
+    runner = breaking(built, "layer", eats_pages=True)
+    runner._make_pages = lambda: (_ for _ in ()).throw(RuntimeError("no memory"))
+    with pytest.raises(EngineFailure, match="could not be made anew: no memory"):
+        run_one(built, runner)
+    with pytest.raises(EngineFailure, match="could not be made anew: no memory"):
+        run_one(built, runner)
+
+
+def test_the_whole_pool_still_answers_after_them(built: Built):
     built.engine.submit(Request("again", (1, 2, 3)))
     outputs = [o for _ in range(40) for o in built.engine.step().outputs]
     assert outputs[-1].finish_reason is not None

@@ -20,7 +20,10 @@ from tests.scheduling.world import MAX_UNDER_WAY, Setup, World, has_deadline
 
 Event = tuple[str, ...]  # a name and, of some, a request_id
 DISTURBANCES = frozenset(
-    ("end", "not a number", "abort", "expire", "fail dispatch", "fail read", "new version")
+    (
+        *("end", "not a number", "abort", "expire", "new version"),
+        *("fail dispatch", "fail read", "lose pool"),
+    )
 )
 PAUSES = frozenset(("pause", "resume"))
 
@@ -50,6 +53,7 @@ class Plan:
         if world.flights:
             yield ("read",)
             yield from self._if_planned("fail read")
+            yield from self._if_planned("lose pool")
             for sequence in world.flights[0].scheduled.sampled:
                 if sequence.status is not Status.FINISHED:
                     yield from self._if_planned("end", sequence)
@@ -78,6 +82,8 @@ class Plan:
             world.read()
         elif name == "fail read":
             world.fail_read()
+        elif name == "lose pool":
+            world.lose_pool()
         elif name == "end":
             world.read(ended=world.sequences[event[1]])
         elif name == "not a number":
@@ -108,6 +114,11 @@ class State:
     is_busy: bool  # something is live or under way
     following: dict[Event, Edge] = field(default_factory=dict[Event, "Edge"])
     is_stalled: bool = False  # `schedule` finds nothing to run
+
+    def next_keys(self) -> set[int]:
+        """Where any event leads, but those that find nothing to do."""
+        nothing = {("schedule",), ("fail dispatch",)} if self.is_stalled else set[Event]()
+        return {edge.key for event, edge in self.following.items() if event not in nothing}
 
     def undisturbed(self, *, is_deep: bool) -> Edge | None:
         """Where it goes when nothing else happens; where nothing can, a paused one is resumed.
@@ -241,6 +252,26 @@ class Explorer:
                     AssertionError("law: one state has one future"), self.found.path(key)
                 )
             self.found.num_compared += 1
+
+
+def check_no_circle(found: Exploration) -> None:
+    """Whatever happens, and fails, no state comes again: so nothing begins again for ever.
+
+    Raises: LawBroken with a state that comes again.
+    """
+    num_ways: dict[int, int] = dict.fromkeys(found.states, 0)
+    for state in found.states.values():
+        for key in state.next_keys():
+            num_ways[key] += 1
+    ready = [key for key, number in num_ways.items() if not number]
+    while ready:
+        for key in found.states[ready.pop()].next_keys():
+            num_ways[key] -= 1
+            if not num_ways[key]:
+                ready.append(key)
+    for key, number in num_ways.items():
+        if number:
+            raise LawBroken(AssertionError("law: no state comes again"), found.path(key))
 
 
 @dataclass(frozen=True, slots=True)

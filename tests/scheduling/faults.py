@@ -15,6 +15,7 @@ import pytest
 from jaxinfer.scheduling import prefix_index, scheduler
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.prefix_index import PrefixIndex
+from jaxinfer.scheduling.retries import Retries
 from jaxinfer.scheduling.running import Running
 from jaxinfer.scheduling.running_table import RunningTable
 from jaxinfer.scheduling.scheduler import Scheduler
@@ -214,6 +215,50 @@ def the_token_of_a_preempted_sequence_is_dropped(monkeypatch: pytest.MonkeyPatch
         note_drawn(self, scheduled, tokens, sits, broken + preempted)
 
     monkeypatch.setattr(StepsUnderWay, "_note_drawn", without_preempted)
+
+
+@fault("law: what is drawn behind a failed step is nobody's", "fail read")
+def a_retried_sequence_takes_what_was_drawn_behind_the_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    note_drawn = StepsUnderWay._note_drawn
+
+    def of_all(
+        self: StepsUnderWay, scheduled: Any, tokens: list[int], draws: Any, broken: list[Sequence]
+    ) -> None:
+        note_drawn(self, scheduled, tokens, np.ones_like(draws), broken)
+
+    monkeypatch.setattr(StepsUnderWay, "_note_drawn", of_all)
+
+
+@fault("law: a trial is alone", "fail read")
+def a_trial_begins_while_a_step_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepsUnderWay, "__len__", lambda self: 0)
+
+
+@fault("law: it waits", "fail read")
+def the_last_try_is_made_in_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    def enter(self: Retries, sequence: Sequence) -> bool:
+        if sequence.num_retries:
+            self._counted.add(sequence)
+        return False
+
+    monkeypatch.setattr(Retries, "enter", enter)
+
+
+@fault("law: who ends by failures was alone", "fail read")
+def who_meets_a_failure_has_had_its_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retries, "count", lambda self, sequence: False)
+
+
+@fault("law: retries are of the living", "fail read", "abort")
+def an_aborted_sequence_is_still_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(self: Retries, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        if self.trial is sequence:
+            self.trial = None
+
+    monkeypatch.setattr(Retries, "remove", forget)
 
 
 @fault("law: a preempted one awaits the token on its way")

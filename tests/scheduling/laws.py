@@ -27,6 +27,7 @@ def check(world: World) -> None:
     _check_queues(world)
     _check_seats(world)
     _check_formation(world)
+    _check_retries(world)
     if not world.live:
         law(world.scheduler.pool.num_used == 0, "when all is done no page is used")
 
@@ -101,9 +102,13 @@ def _check_waiting(world: World, sequence: Sequence) -> None:
     counters = (sequence.num_scheduled_tokens, sequence.num_computed_tokens)
     law(not sequence.page_table and counters == (0, 0), "only a running one holds pages")
     law(sequence.seat == -1, "only a running one has a seat")
-    is_paused = sequence.status is Status.PAUSED
-    law((sequence in world.scheduler._waiting) is not is_paused, "what does not run waits")
-    is_drawn = any(sequence in flight.scheduled.sampled for flight in world.flights)
+    is_last = sequence.num_retries == world.setup.max_retries > 0
+    queue = world.scheduler._retries.waiting if is_last else world.scheduler._waiting
+    law((sequence in queue) is (sequence.status is not Status.PAUSED), "what does not run waits")
+    is_drawn = any(
+        sequence in flight.scheduled.sampled and sequence not in flight.lost
+        for flight in world.flights
+    )
     law(sequence.is_awaited == is_drawn, "a preempted one awaits the token on its way")
 
 
@@ -115,11 +120,16 @@ def _check_queues(world: World) -> None:
     stats = scheduler.stats()
     law(stats.num_waiting == num_waiting, "who is live runs or waits")
     law(stats.num_paused == num_paused, "the paused are counted")
-    waiting = [s for s in live if s.status not in (Status.RUNNING, Status.PAUSED)]
+    waiting = [s for s in live if s in scheduler._waiting]
     if waiting:
         best, first = scheduler._waiting.best, scheduler._waiting.next
         law(best is min(waiting, key=lambda s: s.rank), "the best waits in front")
         law(first is min(waiting, key=lambda s: s.turn), "the first in turn waits in front")
+    on_trial = [s for s in live if s in scheduler._retries.waiting]
+    if on_trial:
+        first = scheduler._retries.waiting.peek()
+        is_best = first is not None and first[1] is min(on_trial, key=lambda s: s.rank)
+        law(is_best, "the best has its trial first")
     dated = {s for s in live if s.request.deadline_s is not None}
     heap = scheduler._deadlines
     law(len(heap) == len(dated) and all(s in heap for s in dated), "deadlines are of the living")
@@ -142,6 +152,13 @@ def _check_seats(world: World) -> None:
             alone = solo(sequence)
             newest = (alone.ghosts[at - 1], alone.tokens[at])
             law(world.device.newest[seat] == newest, "a seat holds the newest token")
+
+
+def _check_retries(world: World) -> None:
+    """Nobody begins again more often than it may, and those that do are kept in mind."""
+    retries, live = world.scheduler._retries, world.live
+    law(all(s.num_retries <= world.setup.max_retries for s in live), "retries are bounded")
+    law(retries._counted == {s for s in live if s.num_retries}, "retries are of the living")
 
 
 def _check_formation(world: World) -> None:

@@ -19,8 +19,9 @@ from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.length_limit import LengthLimit
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.scheduled import Rows
+from tests.scheduling.world import Setup
 
-_SHARED = (Batch, Buckets, LengthLimit, Request, Rows, _Formation)
+_SHARED = (Batch, Buckets, LengthLimit, Request, Rows, Setup, _Formation)
 
 
 class Snapshots:

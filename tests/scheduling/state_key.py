@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxinfer.scheduling.scheduler import Scheduler
-from jaxinfer.scheduling.sequence import Sequence
+from jaxinfer.scheduling.sequence import Sequence, Status
 from tests.scheduling.world import Flight, World
 
 Names = Callable[[Any], tuple[Any, ...]]
@@ -63,14 +63,23 @@ def _sequence_key(sequence: Sequence, page_name: Callable[[int], int]) -> tuple[
         sequence.num_indexed_pages,
         tuple([page_name(page) for page in sequence.page_table]),
         sequence.num_pages_wanted,
-        sequence.turn[0] if sequence.table is None or sequence.num_behind > 1 else 0,
+        sequence.turn[0] if _has_turn(sequence) else 0,
         sequence.num_preemptions == 0,
         sequence.is_indexable,
         sequence.is_awaited,
         sequence.table is not None and bool(sequence.table.has_drawn[sequence.seat]),
         sequence.first_token_s is None,
         sequence.first_scheduled_s is None,
+        sequence.num_retries,
+        0 if sequence.num_output_tokens else sequence.num_proven_tokens,
     )
+
+
+def _has_turn(sequence: Sequence) -> bool:
+    """Whether it may still come in its turn; who is resumed or preempted gets another."""
+    if sequence.table is None:
+        return sequence.status is not Status.PAUSED
+    return sequence.num_behind > 1
 
 
 def _flight_key(scheduler: Scheduler, flight: Flight, named: Names) -> tuple[Any, ...]:

@@ -39,6 +39,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_batched_tokens=st.sampled_from([1, 3, 8, 16, 40]),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
         digest=st.sampled_from([page_digest, page_digest, same_digest]),
+        max_retries=st.sampled_from([0, 1, 2]),
         depth=st.sampled_from([1, 2, 2]),
     )
     def make(self, depth: int, **limits: Any) -> None:
@@ -110,6 +111,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         some = data.draw(st.lists(st.sampled_from(sampled), unique_by=id)) if sampled else []
         world.read(**{"ended" if what == "end" else "broken": some})
 
+    @rule()
+    def lose_the_pool(self) -> None:
+        self.world.lose_pool()
+
     @precondition(lambda self: self.world.live)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -151,13 +156,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             world.scheduler.resume(sequence.request.request_id)
         num_tokens = sum(s.max_total_tokens for s in world.live)
         num_preemptions = world.num_preemptions
-        bound = 2 * num_tokens + 4 * len(world.live) + 4
+        num_live = len(world.live)
+        num_trials = sum(s.num_retries > 0 for s in world.live)  # each may preempt all others
+        num_alone = sum(s.max_total_tokens for s in world.live if s.num_retries)  # not pipelined
+        bound = 2 * (num_tokens + num_alone) + (4 + num_trials) * num_live + 4
         for _ in range(bound):
             if not world.live and not world.flights:
                 break
             self.step()
         assert not world.live, f"still busy after {bound} steps"
-        assert world.num_preemptions - num_preemptions <= num_tokens
+        assert world.num_preemptions - num_preemptions <= num_tokens + num_trials * num_live
         check(world)
 
 

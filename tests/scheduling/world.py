@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -36,6 +36,7 @@ class Setup:
     max_num_batched_tokens: int
     max_model_len: int
     num_versions: int = 2  # of weights, that there may be at a time
+    max_retries: int = 1
     enable_prefix_caching: bool = True
     digest: Callable[[bytes, bytes], bytes] = page_digest
 
@@ -54,11 +55,12 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step under way: its number and what it drew."""
+    """A step under way: its number, what it drew, and for whom no more."""
 
     number: int
     scheduled: Scheduled
     tokens: list[int]
+    lost: set[Sequence] = field(default_factory=set[Sequence])
 
 
 class World:
@@ -69,6 +71,7 @@ class World:
     """
 
     def __init__(self, setup: Setup):
+        self.setup = setup
         self.scheduler = setup.scheduler()
         self.device = GhostDevice(setup.num_pages, setup.page_size)
         self.budget = setup.max_num_batched_tokens
@@ -117,8 +120,7 @@ class World:
             return False
         if self.flights:
             self.read()
-        self.scheduler.discard(scheduled)
-        self._fail(scheduled.sequences)
+        self._retry(scheduled)
         return True
 
     def read(self, *, ended: Iterable[Sequence] = (), broken: Iterable[Sequence] = ()) -> None:
@@ -134,9 +136,15 @@ class World:
         logprobs = np.array([np.nan if s in broken else -1.0 for s in sampled], np.float32)
         result = StepResult(np.array(flight.tokens, np.int32), logprobs, None, None)
         found = self.scheduler.update(flight.scheduled, result, self.now)
-        law(found == [s for s in sampled if s in broken], "rows without a number are named")
+        theirs = [s for s in sampled if _is_live(s) and s not in flight.lost]
+        is_named = [s for s in found if _is_live(s)] == [s for s in theirs if s in broken]
+        law(is_named, "rows without a number are named")
         for sequence, num_before in zip(sampled, num_known, strict=True):
             if not _is_live(sequence):
+                continue
+            if sequence in flight.lost:
+                is_dropped = len(sequence.token_ids) == num_before
+                law(is_dropped, "what is drawn behind a failed step is nobody's")
                 continue
             if sequence in found:
                 self._fail([sequence])
@@ -151,8 +159,23 @@ class World:
         """The oldest step under way turns out to have failed."""
         flight = self.flights.popleft()
         self.device.spoil(flight.number)
-        self.scheduler.discard(flight.scheduled)
-        self._fail(flight.scheduled.sequences)
+        self._retry(flight.scheduled, lost=flight.lost)
+
+    def lose_pool(self) -> None:
+        """The device is made anew, and with it the scheduler."""
+        before, trial = self.scheduler, self.scheduler.trial
+        under_way = [s for f in self.flights for s in f.scheduled.sequences if s not in f.lost]
+        blamed = [trial] if trial else [s for s in dict.fromkeys(under_way) if _is_live(s)]
+        hopeless = before.blame(blamed)
+        self._check_hopeless(hopeless, trial)
+        self.flights.clear()
+        self.passed.clear()
+        self.device = GhostDevice(self.setup.num_pages, self.setup.page_size)
+        self.scheduler = self.setup.scheduler()
+        for sequence in self.live:
+            sequence.begin_again(sequence.num_output_tokens)
+        self.scheduler.take_over(self.live, before)
+        self._fail(hopeless)
 
     def abort(self, request_id: str) -> None:
         lived = [s for s in self.sequences[request_id] if _is_live(s)]
@@ -183,13 +206,25 @@ class World:
             law(not is_stuck, "something can run when nothing is under way")
             return None
         self._check_step(scheduled)
-        self._check_preempted(scheduled, preempted, before)
-        self._check_turn(scheduled, ready)
-        self._check_line(scheduled, before)
+        if self.scheduler.trial is None:
+            self._check_preempted(scheduled, preempted, before)
+            self._check_turn(scheduled, ready)
+            self._check_line(scheduled, before)
         for sequence, status in before.statuses.items():
             if sequence.status is Status.RUNNING:
                 self._check_started(sequence, status)
+        self._check_trial(scheduled)
         return scheduled
+
+    def _check_trial(self, scheduled: Scheduled) -> None:
+        """Who has one try left is alone on the device."""
+        most = self.setup.max_retries
+        last = [s for s in scheduled.sequences if most and s.num_retries == most]
+        is_trial = self.scheduler.trial is not None
+        law(bool(last) == is_trial, "the last try is a trial")
+        if last:
+            is_alone = last == scheduled.sequences == [self.scheduler.trial]
+            law(is_alone and not self.flights, "a trial is alone")
 
     def _check_step(self, scheduled: Scheduled) -> None:
         batch, pool = scheduled.batch, self.scheduler.pool
@@ -310,6 +345,28 @@ class World:
         self.passed = {version: self.passed.get(version, 0) + 1 for version in sorted(ready)}
         longest = max(self.passed.values(), default=0)
         law(longest < self.num_versions, "versions take turns")
+
+    def _retry(self, scheduled: Scheduled, lost: Iterable[Sequence] = ()) -> None:
+        """A step has failed: who was in it begins again, or ends."""
+        self.scheduler.discard(scheduled)
+        pool, trial = self.scheduler.pool, self.scheduler.trial
+        living = [s for s in scheduled.sequences if _is_live(s) and s not in lost]
+        known = [s.token_ids.tolist() for s in living]
+        own = [page for s in living for page in s.page_table if pool._num_refs[page] == 1]
+        hopeless = self.scheduler.retry(living)
+        for flight in self.flights:
+            flight.lost.update(living)
+        self._check_hopeless(hopeless, trial)
+        law(known == [s.token_ids.tolist() for s in living], "a retry keeps what was read")
+        waits = all(s.status is Status.PREEMPTED for s in living if s not in hopeless)
+        law(waits, "a retry begins again")
+        self._fail(hopeless)
+        left = any(page in pool.index and pool.index.is_leaf(page) for page in own)
+        law(not left, "pages of a failed one leave the index")
+
+    def _check_hopeless(self, hopeless: list[Sequence], trial: Sequence | None) -> None:
+        is_own = not self.setup.max_retries or hopeless in ([], [trial])
+        law(is_own, "who ends by failures was alone")
 
     def _fail(self, sequences: list[Sequence]) -> None:
         index, num_refs = self.scheduler.pool.index, self.scheduler.pool._num_refs

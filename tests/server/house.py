@@ -86,6 +86,7 @@ class CountingRunner:
         self.num_steps = 0
         self.script: list[int] | None = None
         self.script_begins = 0  # tokens of the prompt that is answered by it
+        self.num_rebuilds = 0
         self._newest: dict[int, int] = {}  # seat -> the last token drawn there
         self._next = {i: self._rule(tokenizer, i) for i in range(tokenizer.vocab_size)}
 
@@ -115,6 +116,10 @@ class CountingRunner:
         place = position - self.script_begins
         return self.script[place] if 0 <= place < len(self.script) else self.script[-1]
 
+    def rebuild(self) -> None:
+        self.num_rebuilds += 1
+        self._newest.clear()
+
     def _sampled(self, batch: Batch) -> list[int]:
         """The tokens that are followed by drawn ones."""
         at = batch.sample_at[: batch.num_sampled]
@@ -141,10 +146,15 @@ class House:
     state: ServerState
     engine: AsyncEngine
     runner: CountingRunner
-    scheduler: Scheduler
+    core: Engine
     loop: asyncio.AbstractEventLoop
     tokenizer: Tokenizer
     client: httpx.Client = field(default_factory=httpx.Client)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Another one after a rebuild."""
+        return self.core._scheduler
 
     def post(self, path: str, body: Any = None, **kwargs: Any) -> httpx.Response:
         return self.client.post(self.url + path, json=body, timeout=20, **kwargs)
@@ -199,13 +209,17 @@ def make_engine(
     num_pages: int = 64,
     max_num_seqs: int = 8,
     max_model_len: int = MAX_MODEL_LEN,
+    max_retries: int = 2,
     template: str = TEMPLATE,
     marks: Sequence[str] = (),
 ) -> tuple[Engine, CountingRunner, Scheduler, Tokenizer]:
     """Pages of 8 tokens; prompts of up to max_model_len."""
     tokenizer = letter_tokenizer(template, marks)
     config = SchedulerConfig(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_model_len=max_model_len
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=64,
+        max_model_len=max_model_len,
+        max_retries=max_retries,
     )
     buckets = Buckets.for_limits(
         max_num_seqs=max_num_seqs,
@@ -213,18 +227,17 @@ def make_engine(
         max_model_len=max_model_len,
         page_size=8,
     )
-    scheduler = Scheduler(config, PagePool(num_pages, 8), buckets)
     runner = CountingRunner(tokenizer)
     engine = Engine(
         runner=runner,
-        scheduler=scheduler,
+        make_scheduler=lambda: Scheduler(config, PagePool(num_pages, 8), buckets),
         tokenizer=tokenizer,
         version="v1",
         vocab_size=tokenizer.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
         random_seed=lambda: 1,
     )
-    return engine, runner, scheduler, tokenizer
+    return engine, runner, engine._scheduler, tokenizer
 
 
 class _PromptServer(uvicorn.Server):
@@ -252,7 +265,7 @@ def open_house(
     **engine_options: Any,
 ) -> Generator[House]:
     """Serves until the block ends, then checks that nothing was left behind."""
-    core, runner, scheduler, own_tokenizer = make_engine(**engine_options)
+    core, runner, _, own_tokenizer = make_engine(**engine_options)
     metrics = Metrics(names[0])
     num_seats: int = engine_options.get("max_num_seqs", 8)
     state = ServerState(
@@ -283,7 +296,11 @@ def open_house(
 
     async def run() -> None:
         engine = AsyncEngine(
-            core, observer=metrics, max_unread_tokens=max_unread_tokens, window=window
+            core,
+            observer=metrics,
+            on_verdict=state.breaker.note_step,
+            max_unread_tokens=max_unread_tokens,
+            window=window,
         )
         engine.start()
         pool = ThreadPoolExecutor(2)
@@ -324,7 +341,7 @@ def open_house(
     engine, loop = started[0]
     host, port = listener.getsockname()[:2]
     url = f"http://{host}:{port}"
-    house = House(url, state, engine, runner, scheduler, loop, own_tokenizer)
+    house = House(url, state, engine, runner, core, loop, own_tokenizer)
     try:
         yield house
     finally:

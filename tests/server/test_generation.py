@@ -266,7 +266,7 @@ def test_a_time_limit_inside_a_stream_is_an_error_event_then_done():
 
 
 def test_a_failing_step_is_a_500_and_the_server_goes_on():
-    with open_house() as house:
+    with open_house(limits=Limits(breaker_threshold=100)) as house:
         house.runner.fail_with = RuntimeError("bad step")
         for stream in (False, True):
             reply = house.complete("a", stream=stream)
@@ -305,7 +305,7 @@ def test_a_dead_engine_makes_health_503_and_requests_unavailable():
 
 
 def test_a_hanging_step_makes_health_503():
-    with open_house(limits=Limits(hang_s=0.2)) as house:
+    with open_house(limits=Limits(step_timeout_s=0.2)) as house:
         assert house.get("/health").status_code == 200
         house.runner.gate.clear()
         body = {"prompt": "a"}

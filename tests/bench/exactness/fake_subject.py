@@ -83,13 +83,16 @@ class Erring:
         bits[rows] += 1 + step % 7  # never the same error for long
         return replace(result, logprobs=bits.view(np.float32))
 
+    def rebuild(self) -> None:
+        self._runner.rebuild()
+
 
 class StalePage:
     """Reads another page in place of a sequence's first one wherever it goes on behind it."""
 
     def __init__(self, runner: Runner):
         self._runner = runner
-        self.collect = runner.collect
+        self.collect, self.rebuild = runner.collect, runner.rebuild
 
     def dispatch(self, batch: Batch) -> Any:
         table = batch.page_table.copy()

@@ -13,7 +13,7 @@ MOST = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=64, max_model_len
 
 
 def test_another_engine_may_have_all_that_the_programs_are_for():
-    engine = FakeBuilt().another_engine(MOST, PagePool(NUM_PAGES, PAGE_SIZE))
+    engine = FakeBuilt().another_engine(MOST, lambda: PagePool(NUM_PAGES, PAGE_SIZE))
     assert engine.pool_stats().pages_total == NUM_PAGES
     assert engine.max_total_tokens == MAX_MODEL_LEN
 
@@ -29,4 +29,4 @@ def test_another_engine_may_have_all_that_the_programs_are_for():
 )
 def test_what_the_programs_are_not_for_is_refused(config: SchedulerConfig, pool: tuple[int, int]):
     with pytest.raises(ConfigError, match=r"at most \(16, 64, 160\) .* pages of 16 tokens; got"):
-        FakeBuilt().another_engine(config, PagePool(*pool))
+        FakeBuilt().another_engine(config, lambda: PagePool(*pool))
