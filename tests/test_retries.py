@@ -158,7 +158,7 @@ def test_on_its_last_try_a_sequence_is_alone_on_the_device_until_that_was_read()
     run_all(engine, [request("bad", (POISON,)), *mixed_requests()])
     tries = [i for i, b in enumerate(runner.batches) if POISON in b.token_ids[: b.num_tokens]]
     assert len(tries) == 3
-    assert [runner.batches[i].num_seqs for i in tries] == [3, 3, 1]
+    assert [runner.batches[i].num_seqs for i in tries] == [4, 4, 1]
 
 
 def test_a_step_says_what_failed_and_who_begins_again():
@@ -261,7 +261,7 @@ def test_a_device_that_never_comes_back_ends_the_engine():
 
 
 def test_what_was_counted_since_the_start_is_counted_on_after_a_rebuild():
-    runner = FailingRunner(lambda at, n, _: PoolLost("gone") if n == 30 else None, num_pages=9)
+    runner = FailingRunner(lambda at, n, _: PoolLost("gone") if n == 30 else None, num_pages=7)
     engine = engine_of(runner)
     for each in mixed_requests():
         engine.submit(each)

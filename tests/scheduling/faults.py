@@ -236,7 +236,7 @@ def a_trial_begins_while_a_step_is_under_way(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(StepsUnderWay, "__len__", lambda self: 0)
 
 
-@fault("law: it waits", "fail read")
+@fault("law: what does not run waits", "fail read")
 def the_last_try_is_made_in_company(monkeypatch: pytest.MonkeyPatch) -> None:
     def enter(self: Retries, sequence: Sequence) -> bool:
         if sequence.num_retries:
