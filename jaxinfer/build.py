@@ -162,7 +162,13 @@ def _assemble(
 ) -> Built:
     plan, buckets = found.plan, found.buckets
     params_by_version = {checkpoint.version: params}
-    runner = ModelRunner(params_by_version, pages, found.programs, num_seats=buckets.max_rows)
+    runner = ModelRunner(
+        params_by_version,
+        pages,
+        found.programs,
+        num_seats=buckets.max_rows,
+        vocab_size=decoder.config.vocab_size,
+    )
     pool = PagePool(plan.num_pages, plan.page_size, config.cache.enable_prefix_caching)
     engine = Engine(
         runner=runner,

@@ -22,14 +22,19 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
         "rollout": "rollout",
         "build": "build",
     },
-    {"engine": "engine choice outputs request_rules", "runtime": "runtime"},
+    {
+        "engine": "engine choice outputs request_rules",
+        "runtime": "runtime",
+        "guidance": "guidance",
+    },
     {
         "models": "models",
         "scheduling": "scheduling",
         "tokenizer": "tokenizer token_bytes control_tokens chat_messages chat_template detokenizer",
     },
     {
-        **{room: room for room in ("config", "errors", "stats", "version")},
+        **{room: room for room in ("errors", "stats", "version")},
+        "config": "config guided constraint",
         **{room: room for room in ("pallas_kernels", "checkpoints")},
     },
 )

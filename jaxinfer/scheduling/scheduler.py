@@ -18,7 +18,9 @@ weights; versions that have work take turns.
 Pipelining. `schedule` may be called before the step before has been read (`update`), and counts on
 what that step will do: its tokens are in KV, its draws are drawn. Where it turns out otherwise (the
 sequence has stood up since) the work done for it is dropped. Steps run in the order of their
-dispatch, so pages may change hands at once. Only `update` indexes pages for reuse.
+dispatch, so pages may change hands at once. Only `update` indexes pages for reuse. A sequence with
+a grammar draws when its last token was read, for that says which may come next: it sits out the
+step between, in which the others go on.
 """
 
 from __future__ import annotations
@@ -216,6 +218,7 @@ class Scheduler:
         pool, table, seats = self.pool, self._table, self.running.seats(draft.version)
         num_scheduled, is_far = table.num_scheduled[seats], table.is_far[seats]
         can_draw = ~is_far & (num_scheduled + 1 < table.max_total[seats])
+        can_draw &= ~table.must_be_read(seats)
         decoding = seats[can_draw]
         growing = table.sequences(decoding[num_scheduled[can_draw] >= table.room[decoding]])
         draft.budget -= len(seats) - int(np.count_nonzero(is_far))
@@ -264,6 +267,8 @@ class Scheduler:
                 continue
             is_far = sequence.num_behind > 1
             if not is_far and sequence.num_tokens >= sequence.max_total_tokens:
+                continue
+            if self._table.must_be_read(sequence.seat):
                 continue
             length = min(sequence.num_behind, draft.budget) if is_far else 1
             end = sequence.num_scheduled_tokens + length

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Receive, Scope, Send
 
 from jaxinfer.config import SamplingParams
+from jaxinfer.constraint import Constraint
 from jaxinfer.errors import (
     DeadlineExceeded,
     EngineFailure,
@@ -23,6 +24,7 @@ from jaxinfer.errors import (
 )
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.server.body import read_body
+from jaxinfer.server.guided import guided_field
 from jaxinfer.server.prompts import check_length, check_token_ids, encode_chat
 from jaxinfer.server.protocol import ChatRequest, CompletionRequest, parse
 from jaxinfer.server.replies import body_of, encode, json_reply
@@ -106,10 +108,12 @@ class GenerationEndpoint(ABC):
         send: Send,
     ) -> None:
         prompts = await served.off_loop(lambda: self._token_ids(served, plan.fields))
+        constraint = await _constraint(served, plan)
         departure.check()
         writer = self.writer(_shape(served, plan))
         writer.tally.prompt = sum(map(len, prompts))
-        stream = served.engine.submit(*self._requests(writer.id, plan, prompts, arrival_s))
+        requests = self._requests(writer.id, plan, prompts, arrival_s, constraint)
+        stream = served.engine.submit(*requests)
         try:
             departure.call(stream.close)
             await self._accepted(stream, plan)
@@ -142,7 +146,12 @@ class GenerationEndpoint(ABC):
             raise
 
     def _requests(
-        self, call_id: str, plan: _Plan, prompts: list[tuple[int, ...]], arrival_s: float
+        self,
+        call_id: str,
+        plan: _Plan,
+        prompts: list[tuple[int, ...]],
+        arrival_s: float,
+        constraint: Constraint | None,
     ) -> Iterator[Request]:
         timeout_s = self._state.limits.request_timeout_s
         for number, token_ids in enumerate(prompts):
@@ -154,6 +163,7 @@ class GenerationEndpoint(ABC):
                 priority=plan.fields.priority or 0,
                 deadline_s=None if timeout_s is None else arrival_s + timeout_s,
                 cache_salt=plan.fields.cache_salt or "",
+                constraint=constraint,
             )
 
     async def _send_whole(self, reading: Reading, departure: Departure, send: Send) -> None:
@@ -284,6 +294,16 @@ def failure_of(output: RequestOutput) -> JaxInferError | None:
     if reason is FinishReason.TIMEOUT:
         return DeadlineExceeded("the request's time limit passed before it was finished")
     return EngineFailure(f"the request was ended by the engine ({reason})")
+
+
+async def _constraint(served: ServedModel, plan: _Plan) -> Constraint | None:
+    """Compiled on a thread of the pool. Raises: InvalidRequest naming the client's field."""
+    grammar = plan.sampling.grammar
+    if grammar is None:
+        return None
+    field = guided_field(plan.fields)
+    param = "guided" if field is None else field.name
+    return await served.off_loop(lambda: served.guidance.compile(grammar, param=param))
 
 
 def _shape(served: ServedModel, plan: _Plan) -> Shape:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 import uvicorn
 
 from jaxinfer.async_engine import AsyncEngine
+from jaxinfer.guidance import Guidance
 from jaxinfer.server.app import create_app
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.sampling import usable_defaults
@@ -245,6 +246,7 @@ class _Serving:
             version=built.version,
             defaults=usable_defaults(built.generation_config),
             pool=ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer"),
+            guidance=Guidance(built.tokenizer, built.engine.vocab_size),
         )
         seconds = time.monotonic() - self._start_s
         engine = self._engine

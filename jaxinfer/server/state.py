@@ -18,6 +18,7 @@ from jaxinfer.server.admission import Admission
 from jaxinfer.server.metrics import Metrics
 
 if TYPE_CHECKING:
+    from jaxinfer.guidance import Guidance
     from jaxinfer.tokenizer import Tokenizer
 
 Phase = Literal["loading", "ready", "draining"]
@@ -52,7 +53,8 @@ class ServedModel:
     max_model_len: int  # tokens
     version: str  # of the weights
     defaults: Mapping[str, Any]  # of sampling fields, from the model's generation_config
-    pool: ThreadPoolExecutor  # tokenization, never on the event loop
+    pool: ThreadPoolExecutor  # tokenization and grammars, never on the event loop
+    guidance: Guidance  # what compiles grammars
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_name(self, name: str | None) -> str:

@@ -47,7 +47,13 @@ def breaking(built: Built, name: str, *, eats_pages: bool) -> ModelRunner:
     object.__setattr__(programs, "broken", name)
     object.__setattr__(programs, "eats_pages", eats_pages)
     pages = [(jnp.array(k), jnp.array(v)) for k, v in runner._pages]
-    return ModelRunner(runner._params, pages, programs, num_seats=built.buckets.max_rows)
+    return ModelRunner(
+        runner._params,
+        pages,
+        programs,
+        num_seats=built.buckets.max_rows,
+        vocab_size=built.engine.vocab_size,
+    )
 
 
 def run_one(built: Built, runner: ModelRunner) -> Any:

@@ -25,6 +25,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from jaxinfer.async_engine import AsyncEngine
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.engine import Engine
+from jaxinfer.guidance import Guidance
 from jaxinfer.scheduling.batch import Batch, StepResult
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
@@ -34,6 +35,7 @@ from jaxinfer.server.lifecycle import bind
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.state import Limits, ServedModel, ServerState
 from jaxinfer.tokenizer import Tokenizer
+from tests.fakes import next_admitted
 
 TEMPLATE = (
     "{% for m in messages %}"
@@ -87,6 +89,10 @@ class CountingRunner:
             raise self.fail_with
         last = self._sampled(pending)
         token_ids = np.array([self._next[i] for i in last], np.int32)
+        penalties = pending.sampling.penalties
+        if penalties is not None and penalties.mask is not None:
+            for row, mask in enumerate(penalties.mask[: len(last)]):
+                token_ids[row] = next_admitted(mask, int(token_ids[row]))
         seats = pending.sampling.seats[: len(last)].tolist()
         self._newest |= dict(zip(seats, token_ids.tolist(), strict=True))
         top_ids = (token_ids[:, None] + np.arange(20, dtype=np.int32)) % len(self._next)
@@ -237,6 +243,7 @@ def open_house(
             version="v1",
             defaults=defaults or {},
             pool=pool,
+            guidance=Guidance(tokenizer or own_tokenizer, own_tokenizer.vocab_size),
         )
         if is_ready:
             metrics.on_loaded(
