@@ -1,8 +1,9 @@
 """Grammars by llguidance: a Guided becomes a Constraint over one tokenizer's vocabulary.
 
 Host only: no JAX. Compiling takes milliseconds to a second, so it is done off the event loop and
-off the engine thread; a mask takes 10 to 300 us of the engine thread. All work is bounded: the
-length of a grammar (jaxinfer/guided.py), the library's fuel, and CPU time, read after the fact.
+off the engine thread; a mask takes 10 to 300 us of the engine thread. Work is bounded by the length
+of a grammar (jaxinfer/guided.py), the library's fuel, and CPU time, read after the fact; a server
+also tries a grammar elsewhere first (jaxinfer/grammar_trial.py).
 
 Every byte of an answer is checked, by the bytes that the detokenizer shows. Control tokens are
 never admitted, but where a Lark grammar names one; an end token is admitted where the text is
@@ -12,6 +13,7 @@ complete.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -21,6 +23,7 @@ from typing import Any, Protocol
 import llguidance
 import llguidance.numpy
 import numpy as np
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from jaxinfer.constraint import Constraint, Mask
 from jaxinfer.errors import EngineFailure, InvalidRequest
@@ -33,6 +36,7 @@ WHITESPACE = (
     r"[\x20\x0A\x0D\x09]{1,32}"  # between two parts of a JSON text; unbounded, a model that
 )
 # likes blanks would write nothing else
+MAX_GBNF_CHARS = 2**14  # translated in Python, in a time that grows with the square
 LIMITS = llguidance.LLParserLimits(
     max_items_in_row=2000,
     initial_lexer_fuel=1_000_000,  # 20 ms
@@ -63,6 +67,8 @@ class Guidance:
     Args:
         tokenizer: its vocabulary is indexed at the first use (0.3 s for 49,152 tokens).
         vocab_size: of the model; ids past the tokenizer's are never admitted.
+        trial: called with a grammar and the field's name before anything is compiled; raises
+            InvalidRequest.
         clock: CPU seconds of the calling thread, so that a busy machine makes no grammar slow.
     """
 
@@ -71,9 +77,11 @@ class Guidance:
         tokenizer: VocabularySource,
         vocab_size: int,
         *,
+        trial: Callable[[Guided, str], None] | None = None,
         clock: Callable[[], float] = time.thread_time,
     ):
         self._tokenizer, self._vocab_size, self._clock = tokenizer, vocab_size, clock
+        self._trial = trial
         self._lock = threading.Lock()
         self._indexed: llguidance.LLTokenizer | None = None
 
@@ -89,6 +97,8 @@ class Guidance:
             raise InvalidRequest(
                 f"{param} needs a model with an end token; this one has none", param=param
             )
+        if self._trial is not None:
+            self._trial(guided, param)
         vocabulary = self._vocabulary()
         with _bounded(self._clock, COMPILE_S, param):
             grammar = _grammar(guided, param)
@@ -103,6 +113,10 @@ class Guidance:
         )
         constraint.prepare()
         return constraint
+
+    def warm(self) -> None:
+        """Indexes the vocabulary, if that was not done."""
+        self._vocabulary()
 
     def _vocabulary(self) -> llguidance.LLTokenizer:
         with self._lock:
@@ -234,7 +248,7 @@ def _grammar(guided: Guided, param: str) -> str:
     """In llguidance's own form. Raises: InvalidRequest."""
     try:
         return _FORMS[guided.kind](guided.text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _refused(guided.kind, str(error), param) from None
 
 
@@ -243,17 +257,29 @@ def _from_schema(text: str) -> str:
     return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
 
 
+def _from_lark_or_gbnf(text: str) -> str:
+    if _IS_LARK.search(text):
+        return text
+    if len(text) > MAX_GBNF_CHARS:
+        raise ValueError(f"GBNF may have at most {MAX_GBNF_CHARS} characters; got {len(text)}")
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:  # of its parser: of no class in particular
+        raise ValueError(f"neither Lark with a rule `start` nor GBNF: {error}") from None
+
+
 def _from_choice(text: str) -> str:
     """One terminal: as many rules as there are texts would be far more work."""
     return "start: TEXT\nTEXT: " + " | ".join(map(json.dumps, json.loads(text)))
 
 
+_IS_LARK = re.compile(r"^[ \t]*(start[ \t]*:(?!:=)|%llguidance\b)", re.MULTILINE)
 _FORMS: Mapping[Kind, Callable[[str], str]] = {
     "json_schema": _from_schema,
     "json_object": lambda text: _from_schema('{"type":"object"}'),
     "regex": llguidance.LLMatcher.grammar_from_regex,
     "choice": _from_choice,
-    "grammar": lambda text: llguidance.grammar_from("grammar", text),
+    "grammar": lambda text: _from_lark_or_gbnf(text),
 }
 
 

@@ -25,7 +25,7 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
     {
         "engine": "engine choice outputs request_rules",
         "runtime": "runtime",
-        "guidance": "guidance",
+        "guidance": "guidance grammar_trial",
     },
     {
         "models": "models",

@@ -297,13 +297,13 @@ def failure_of(output: RequestOutput) -> JaxInferError | None:
 
 
 async def _constraint(served: ServedModel, plan: _Plan) -> Constraint | None:
-    """Compiled on a thread of the pool. Raises: InvalidRequest naming the client's field."""
+    """Compiled off the event loop. Raises: InvalidRequest naming the client's field."""
     grammar = plan.sampling.grammar
     if grammar is None:
         return None
     field = guided_field(plan.fields)
     param = "guided" if field is None else field.name
-    return await served.off_loop(lambda: served.guidance.compile(grammar, param=param))
+    return await served.compile(grammar, param)
 
 
 def _shape(served: ServedModel, plan: _Plan) -> Shape:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 import uvicorn
 
 from jaxinfer.async_engine import AsyncEngine
+from jaxinfer.grammar_trial import GrammarTrial
 from jaxinfer.guidance import Guidance
 from jaxinfer.server.app import create_app
 from jaxinfer.server.metrics import Metrics
@@ -237,6 +238,8 @@ class _Serving:
         settings = self._settings
         self._engine = AsyncEngine(built.engine, observer=self._metrics)
         self._engine.start()
+        vocab_size = built.engine.vocab_size
+        trial = GrammarTrial(built.tokenizer, vocab_size)
         served = ServedModel(
             engine=self._engine,
             tokenizer=built.tokenizer,
@@ -246,7 +249,7 @@ class _Serving:
             version=built.version,
             defaults=usable_defaults(built.generation_config),
             pool=ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer"),
-            guidance=Guidance(built.tokenizer, built.engine.vocab_size),
+            guidance=Guidance(built.tokenizer, vocab_size, trial=trial),
         )
         seconds = time.monotonic() - self._start_s
         engine = self._engine

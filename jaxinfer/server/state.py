@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from jaxinfer.async_engine import AsyncEngine
@@ -18,7 +19,9 @@ from jaxinfer.server.admission import Admission
 from jaxinfer.server.metrics import Metrics
 
 if TYPE_CHECKING:
+    from jaxinfer.constraint import Constraint
     from jaxinfer.guidance import Guidance
+    from jaxinfer.guided import Guided
     from jaxinfer.tokenizer import Tokenizer
 
 Phase = Literal["loading", "ready", "draining"]
@@ -53,9 +56,10 @@ class ServedModel:
     max_model_len: int  # tokens
     version: str  # of the weights
     defaults: Mapping[str, Any]  # of sampling fields, from the model's generation_config
-    pool: ThreadPoolExecutor  # tokenization and grammars, never on the event loop
+    pool: ThreadPoolExecutor  # tokenization, never on the event loop
     guidance: Guidance  # what compiles grammars
     created: int = field(default_factory=lambda: int(time.time()))
+    grammar_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def check_name(self, name: str | None) -> str:
         """The name to show in the answer. Raises: ModelNotFound."""
@@ -77,7 +81,17 @@ class ServedModel:
         """Runs tokenizer work on a thread of the pool."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
+    async def compile(self, guided: Guided, param: str) -> Constraint:
+        """On a thread of its own, so that a hard grammar holds up grammars and nothing else.
+
+        Raises: InvalidRequest naming `param`.
+        """
+        loop = asyncio.get_running_loop()
+        work = partial(self.guidance.compile, guided, param=param)
+        return await loop.run_in_executor(self.grammar_pool, work)
+
     def close(self) -> None:
+        self.grammar_pool.shutdown(wait=False, cancel_futures=True)
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
