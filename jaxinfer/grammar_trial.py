@@ -21,6 +21,7 @@ import signal
 import threading
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import cast
 
 from jaxinfer.errors import InvalidRequest
 from jaxinfer.guidance import Guidance, VocabularySource
@@ -84,7 +85,8 @@ class GrammarTrial:
     def _start(self) -> None:
         self._stop()
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
+        ours, theirs = context.Pipe()
+        self._connection = cast("Connection", ours)  # on Windows it is another class
         args = theirs, SpelledVocabulary(self._tokenizer), self._vocab_size, self._trial_s
         self._process = context.Process(target=_serve, args=args, name="grammars", daemon=True)
         self._process.start()

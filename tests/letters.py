@@ -1,5 +1,5 @@
-"""A vocabulary for FakeRunner's 101 ids in which JSON can be said: one printable ASCII character
-per id from " " on, four tokens of several characters, a hole, and an end token.
+"""A vocabulary for FakeRunner's 101 ids in which JSON can be said, but no blank: printable ASCII
+characters, four tokens of several characters, one of two bytes, a hole, and an end token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jaxinfer.guidance import Guidance
 from jaxinfer.scheduling.request import Request
 from tests.fakes import EOS, VOCAB_SIZE
 
-TEXTS = [*map(chr, range(32, 127)), '{"', '":', "true", "ab"]  # id 99 is a hole
+TEXTS = ["é", *map(chr, range(33, 127)), '{"', '":', "true", "ab"]  # id 99 is a hole
 
 
 class Letters:
