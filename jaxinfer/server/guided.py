@@ -59,9 +59,15 @@ def guided_field(fields: SamplingFields) -> GuidedField | None:
 def _used(fields: SamplingFields) -> Iterator[tuple[str, Any]]:
     for name in _MAKERS:
         value = getattr(fields, name)
+        if name == "structured_outputs" and value:  # vLLM's clients send all its names, most null
+            value = _without_unused(value)
         is_text = name == "response_format" and value == {"type": "text"}
         if not is_text and value not in _UNUSED:
             yield name, value
+
+
+def _without_unused(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given for name, given in value.items() if given not in _UNUSED}
 
 
 def _formatted(value: Mapping[str, Any]) -> Guided:
@@ -83,10 +89,9 @@ def _formatted(value: Mapping[str, Any]) -> Guided:
 
 
 def _structured(value: Mapping[str, Any]) -> Guided:
-    used = {name: given for name, given in value.items() if given not in _UNUSED}
-    unknown = sorted(used.keys() - _STRUCTURED.keys())
+    unknown = sorted(value.keys() - _STRUCTURED.keys())
     if unknown:
         raise InvalidRequest(
             f"guided may hold {', '.join(_STRUCTURED)}; {unknown[0][:80]!r} is not supported"
         )
-    return Guided.of({_STRUCTURED[name]: given for name, given in used.items()})
+    return Guided.of({_STRUCTURED[name]: given for name, given in value.items()})

@@ -76,6 +76,9 @@ class CountingRunner:
         self.gate.set()
         self.num_steps = 0
         self._newest: dict[int, int] = {}  # seat -> the last token drawn there
+        self._blanks = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)  # not said in a grammar
+        for token_id in tokenizer.encode(" \t\r\n"):
+            self._blanks[token_id // 32] |= np.array(1 << token_id % 32, np.uint32).view(np.int32)
         self._next = {i: self._rule(tokenizer, i) for i in range(tokenizer.vocab_size)}
 
     def dispatch(self, batch: Batch) -> Batch:
@@ -92,7 +95,8 @@ class CountingRunner:
         penalties = pending.sampling.penalties
         if penalties is not None and penalties.mask is not None:
             for row, mask in enumerate(penalties.mask[: len(last)]):
-                token_ids[row] = next_admitted(mask, int(token_ids[row]))
+                terse = mask & ~self._blanks
+                token_ids[row] = next_admitted(terse if terse.any() else mask, int(token_ids[row]))
         seats = pending.sampling.seats[: len(last)].tolist()
         self._newest |= dict(zip(seats, token_ids.tolist(), strict=True))
         top_ids = (token_ids[:, None] + np.arange(20, dtype=np.int32)) % len(self._next)
@@ -215,6 +219,7 @@ def open_house(
     defaults: dict[str, Any] | None = None,
     is_ready: bool = True,
     tokenizer: Any = None,
+    guidance: Guidance | None = None,
     send_buffer: int | None = None,
     **engine_options: Any,
 ) -> Generator[House]:
@@ -243,7 +248,7 @@ def open_house(
             version="v1",
             defaults=defaults or {},
             pool=pool,
-            guidance=Guidance(tokenizer or own_tokenizer, own_tokenizer.vocab_size),
+            guidance=guidance or Guidance(own_tokenizer, own_tokenizer.vocab_size),
         )
         if is_ready:
             metrics.on_loaded(
