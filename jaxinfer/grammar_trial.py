@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import cast
 
-from jaxinfer.errors import InvalidRequest
+from jaxinfer.errors import EngineFailure, InvalidRequest
 from jaxinfer.guidance import Guidance, VocabularySource
 from jaxinfer.guided import Guided
 
@@ -68,7 +68,7 @@ class GrammarTrial:
         """Returns if the grammar compiles.
 
         Raises: InvalidRequest with the library's words; or if it takes too long, or too deep a
-            stack.
+            stack. EngineFailure if there is no process to try it in.
         """
         with self._lock:
             if self._process is None or not self._process.is_alive():
@@ -91,7 +91,8 @@ class GrammarTrial:
         self._process = context.Process(target=_serve, args=args, name="grammars", daemon=True)
         self._process.start()
         theirs.close()
-        self._ask(_PROBE, "guided", START_S)
+        if self._ask(_PROBE, "guided", START_S):
+            raise EngineFailure(f"the process that tries grammars was not there in {START_S:g} s")
 
     def _ask(self, guided: Guided, param: str, limit_s: float) -> str:
         """What is wrong with the grammar; "" if nothing is."""
