@@ -25,6 +25,7 @@ SCHEMA = {
     "required": ["ok", "x"],
     "additionalProperties": False,
 }
+COUNTS = "((a{0,1000}){0,1000}){0,1000}"
 FORMATS: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
     "guided_json": SCHEMA,
@@ -164,6 +165,15 @@ def test_what_cannot_be_is_refused_by_name(
 def test_empty_values_ask_for_nothing(house: House, fields: dict[str, Any]):
     for call in (house.complete, house.chat):
         assert call("a", max_tokens=2, **fields).status_code == 200
+
+
+def test_a_grammar_that_becomes_too_much_work_is_the_requests_fault(house: House):
+    fields: dict[str, Any] = {"guided_regex": COUNTS, "max_tokens": 99, "ignore_eos": True}
+    assert "cannot go on" in check(house.complete("a", **fields), param="guided_regex")
+    events = house.complete("a", stream=True, **fields).text
+    assert '"text":"a"' in events
+    assert "cannot go on" in events
+    house.wait_until_idle()
 
 
 def test_a_field_becomes_one_rule():
