@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
-import resource
 import signal
 import threading
 from multiprocessing.connection import Connection
@@ -120,6 +119,8 @@ def _serve(
     connection: Connection, vocabulary: SpelledVocabulary, vocab_size: int, trial_s: float
 ) -> None:
     """The process. An alarm ends it in the middle of native code, also when nobody waits."""
+    import resource  # not on Windows, where a server must still be importable
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when it ends
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

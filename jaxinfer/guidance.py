@@ -32,10 +32,8 @@ from jaxinfer.guided import Guided, Kind
 COMPILE_S = 5.0  # CPU seconds of a thread that a grammar may take to compile
 MASK_S = 0.25  # and to say what may come next
 MAX_MESSAGE = 400  # characters of the library's words in an error
-WHITESPACE = (
-    r"[\x20\x0A\x0D\x09]{1,32}"  # between two parts of a JSON text; unbounded, a model that
-)
-# likes blanks would write nothing else
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
+"""Between two parts of a JSON text. Without a bound, a model may write blanks for ever."""
 MAX_GBNF_CHARS = 2**14  # translated in Python, in a time that grows with the square
 LIMITS = llguidance.LLParserLimits(
     max_items_in_row=2000,

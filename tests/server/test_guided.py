@@ -127,6 +127,7 @@ def test_an_answer_that_is_cut_says_length(house: House):
         ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
         ({"guided_regex": 5}, "guided_regex", "Expected"),
         ({"guided_regex": "a" * 20000}, "guided_regex", "at most 16384"),
+        ({"guided_json": {"description": "a" * 2**20}}, "guided_json", "at most 131072"),
         ({"guided_choice": [""]}, "guided_choice", "non-empty strings"),
         ({"guided_choice": "ab"}, "guided_choice", "Expected"),
         ({"guided_grammar": "start: foo"}, "guided_grammar", "unknown name"),
