@@ -17,7 +17,7 @@ from tests.letters import LETTERS
 
 @pytest.fixture(scope="module")
 def trial() -> Iterator[GrammarTrial]:
-    trial = GrammarTrial(LETTERS, VOCAB_SIZE, trial_s=2.0)
+    trial = GrammarTrial(LETTERS, VOCAB_SIZE, trial_s=1.0)
     yield trial
     trial.close()
 
@@ -40,7 +40,7 @@ DEADLY: dict[str, dict[str, Any]] = {
 def test_what_ends_the_process_is_refused_and_the_next_grammar_is_not(
     trial: GrammarTrial, name: str
 ):
-    with pytest.raises(InvalidRequest, match="did not compile within 2 s on a stack of") as caught:
+    with pytest.raises(InvalidRequest, match="did not compile within 1 s on a stack of") as caught:
         trial(Guided.of(DEADLY[name]), "response_format")
     assert caught.value.param == "response_format"
     trial(Guided.of({"regex": "a"}), "guided")

@@ -185,23 +185,17 @@ def test_a_field_becomes_one_rule():
         guided_field(CompletionRequest(prompt="a", guided_json="x" * 2**20))
 
 
-def chain(length: int) -> dict[str, Any]:
-    links = {f"a{i}": {"items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(length)}
-    return {"$ref": "#/$defs/a0", "$defs": {**links, f"a{length}": {}}}
-
-
-def test_a_deadly_grammar_ends_its_request_while_the_server_goes_on():
+def test_an_endless_grammar_ends_its_request_while_the_server_goes_on():
     tokenizer = letter_tokenizer()
-    trial = GrammarTrial(tokenizer, tokenizer.vocab_size, trial_s=2.0)
+    trial = GrammarTrial(tokenizer, tokenizer.vocab_size, trial_s=1.0)
     guidance = Guidance(tokenizer, tokenizer.vocab_size, trial=trial)
     endless = "start: R\nR: " + " & ".join(f"/[ab]*a[ab]{{{i}}}/" for i in range(40))
-    deadly: list[dict[str, Any]] = [{"grammar": endless}, {"guided_json": chain(2500)}]
     replies: list[Any] = []
     with open_house(guidance=guidance) as house:
         assert text_of(house.complete("a", guided_regex="x")) == "x"  # the process is there
 
         def send() -> None:
-            replies.extend(house.complete("a", **fields) for fields in deadly)
+            replies.append(house.complete("a", grammar=endless))
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -212,7 +206,6 @@ def test_a_deadly_grammar_ends_its_request_while_the_server_goes_on():
             num_looks += 1
             time.sleep(0.02)
         assert num_looks > 5
-        for reply, fields in zip(replies, deadly, strict=True):
-            assert "did not compile within 2 s" in check(reply, param=next(iter(fields)))
+        assert "did not compile within 1 s" in check(replies[0], param="grammar")
         assert text_of(house.complete("a", guided_regex="x")) == "x"
     trial.close()
