@@ -177,6 +177,7 @@ def _assemble(
         found.programs,
         num_seats=buckets.max_rows,
         make_pages=found.make_pages,
+        vocab_size=decoder.config.vocab_size,
     )
 
     def make_scheduler() -> Scheduler:

@@ -26,6 +26,9 @@ class Choice:
     Where output_cap ends it, its text may end before its last tokens (text_cap.py); they are
     counted, and have their logprobs.
 
+    A grammar ends the choice with `stop` as soon as nothing may follow, also by an end token that
+    ignore_eos or min_tokens would pass over.
+
     Args:
         eos_token_ids: of the model.
         detokenizer: None: no text.
@@ -44,6 +47,7 @@ class Choice:
         self.num_taken = 0  # tokens: those of the sequence that were made outputs
         self._request_id, self._index = sequence.request.request_id, sequence.index
         self._detokenizer = detokenizer
+        self._eos_token_ids = eos_token_ids
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self._end_ids = self._stop_token_ids | (
             frozenset() if sampling.ignore_eos else eos_token_ids
@@ -56,18 +60,24 @@ class Choice:
             self._cap = TextCap(self._max_output)
 
     def take(self, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> RequestOutput:
-        """What `token_id`, the sequence's newest, adds; with a finish reason if it is the last."""
+        """What `token_id`, the sequence's newest, adds; with a finish reason if it is the last.
+
+        Raises: JaxInferError if the sequence's grammar does not get past it.
+        """
         sequence, detokenizer = self.sequence, self._detokenizer
         self.num_taken += 1
         if token_id in self._end_ids and sequence.num_output_tokens > self._min_tokens:
             stop = token_id if token_id in self._stop_token_ids else None
             text = self._finish_text((token_id,) if self._shows_stop else ())
             return self._last(text, token_id, logprobs, now, FinishReason.STOP, stop)
+        is_complete = self._follow_grammar(token_id)
         text, stopped_by = "", None
-        if detokenizer is not None:
+        is_shown = not (is_complete and token_id in self._eos_token_ids)
+        if detokenizer is not None and is_shown:
             text, stopped_by = detokenizer.push(token_id), detokenizer.stopped_by
         if stopped_by is None:
-            if len(sequence.token_ids) < sequence.max_total_tokens:
+            if not is_complete and len(sequence.token_ids) < sequence.max_total_tokens:
+                self._prepare_next()
                 if self._cap is not None:
                     text = self._cap.push(text, sequence.num_output_tokens)
                 return RequestOutput(self._request_id, self._index, text, (token_id,), logprobs)
@@ -76,7 +86,7 @@ class Choice:
                 stopped_by = detokenizer.stopped_by
         if self._cap is not None:
             text = self._cap.push(text, sequence.num_output_tokens)
-        if stopped_by is None:
+        if stopped_by is None and not is_complete:
             return self._cut(text, token_id, logprobs, now)
         text += self._released()
         return self._last(text, token_id, logprobs, now, FinishReason.STOP, stopped_by)
@@ -94,6 +104,18 @@ class Choice:
             output.text += rest
             output.truncation = Truncation(self._max_output, at)
         return output
+
+    def _follow_grammar(self, token_id: int) -> bool:
+        """Whether the grammar is complete with this token."""
+        constraint = self.sequence.constraint
+        if constraint is None:
+            return False
+        constraint.take(token_id)
+        return constraint.is_complete
+
+    def _prepare_next(self) -> None:
+        if self.sequence.constraint is not None:
+            self.sequence.constraint.prepare()
 
     def _last(
         self,

@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Any, Literal, get_args
 
 from jaxinfer.errors import ConfigError, InvalidRequest
+from jaxinfer.guided import Guided
 
 KernelBackend = Literal["auto", "pallas", "interpret", "reference"]
 Truncate = Literal["sentence", "token"]
@@ -62,6 +63,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
     kept_special_ids: tuple[int, ...] = ()  # special tokens that have text all the same
     logprobs: int | None = None  # None: none; k: chosen token's and the k likeliest (0..20)
+    guided: Guided | Mapping[str, Any] | None = None  # what the whole text follows: one of
+    # {"json_schema": {...}}, {"json_object": True}, {"regex": "[0-9]+"}, {"choice": ["a", "b"]},
+    # {"grammar": Lark or GBNF}. The answer ends where the grammar does, whatever ignore_eos and
+    # min_tokens say, and nowhere before but by stop strings and max_tokens
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -71,6 +76,8 @@ class SamplingParams:
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         object.__setattr__(self, "logit_bias", _bias_pairs(self.logit_bias))
+        if self.guided is not None:
+            object.__setattr__(self, "guided", Guided.of(self.guided))
         self._check_ranges()
         self._check_stops()
 
@@ -138,6 +145,12 @@ class SamplingParams:
         """`logit_bias` as it is kept: (token id, bias), in order of the ids."""
         assert isinstance(self.logit_bias, tuple), "made into pairs when this was made"
         return self.logit_bias
+
+    @property
+    def grammar(self) -> Guided | None:
+        """`guided` as it is kept."""
+        assert self.guided is None or isinstance(self.guided, Guided), "made when this was made"
+        return self.guided
 
 
 def _integer(name: str, value: Any, low: int, high: int | None) -> None:

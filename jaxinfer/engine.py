@@ -349,6 +349,9 @@ class Engine:
             try:
                 logprobs = () if choice.num_logprobs is None else _logprobs(choice, result, row)
                 output = choice.take(token_id, logprobs, now)
+            except JaxInferError as error:  # of a grammar: this choice cannot go on
+                outputs += self._fail([choice.sequence], error)
+                continue
             except Exception as error:  # of the tokenizer: a fault of this text, not of the others
                 _log.exception("token %d could not be read", token_id)
                 failure = EngineFailure(f"a token could not be read: {_words(error)}")

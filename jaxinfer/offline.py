@@ -17,6 +17,7 @@ from typing import Any
 from jaxinfer.build import Built, build
 from jaxinfer.config import EngineConfig, SamplingParams, replace
 from jaxinfer.errors import InvalidRequest
+from jaxinfer.guidance import Guidance
 from jaxinfer.outputs import RequestOutput, TokenLogprob, Truncation
 from jaxinfer.runtime.memory_plan import MemoryPlan
 from jaxinfer.scheduling.request import FinishReason, Request
@@ -89,6 +90,7 @@ class LLM:
             fields["model"] = model
         self._built: Built = build(replace(config or EngineConfig(), **fields))
         self._engine = self._built.engine
+        self._guidance = Guidance(self._built.tokenizer, self._engine.vocab_size)
         self._ids = itertools.count()
         self._inboxes: dict[str, deque[RequestOutput]] = {}  # by request, of its iterator
         self.tokenizer = self._built.tokenizer
@@ -118,7 +120,7 @@ class LLM:
         Args:
             prompts: a text, a list of token ids, or a list of either.
             sampling: for all prompts or one per prompt; or its fields by name: max_tokens=8,
-                temperature=0.
+                temperature=0, guided={"regex": "[0-9]+"}.
         Returns: one Generation per prompt, in order.
         Raises: InvalidRequest before anything runs; EngineFailure.
         """
@@ -193,11 +195,13 @@ class LLM:
             self._inboxes[output.request_id].append(output)
 
     def _request(self, token_ids: Sequence[int], sampling: SamplingParams) -> Request:
+        grammar = sampling.grammar
         return Request(
             request_id=f"offline-{next(self._ids)}",
             token_ids=tuple(token_ids),
             sampling=sampling,
             arrival_s=time.monotonic(),
+            constraint=None if grammar is None else self._guidance.compile(grammar),
         )
 
     def _encode(self, prompts: Prompts) -> list[Sequence[int]]:

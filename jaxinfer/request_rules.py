@@ -41,6 +41,10 @@ class RequestRules:
         self._check_ids("prompt", request.token_ids)
         self._check_ids("stop_token_ids", sampling.stop_token_ids)
         self._check_ids("logit_bias", (token_id for token_id, _ in sampling.bias_pairs))
+        if sampling.guided is not None and request.constraint is None:
+            raise InvalidRequest(
+                "guided needs a compiled constraint; make one with Guidance.compile", param="guided"
+            )
         if sampling.stop and not self.has_tokenizer:
             raise InvalidRequest(
                 "stop strings need a tokenizer; use stop_token_ids here", param="stop"

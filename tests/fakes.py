@@ -54,7 +54,7 @@ class FakeRunner:
 
     With temperature > 0 a row's seed and position are added to the token. So is what its penalties
     and logit bias make of the tokens that they count (`shift_by_penalties`), which must be those of
-    its context.
+    its context. Where a mask does not admit the token, the next one that it admits is said.
 
     Args:
         scripts: prompt -> the tokens that come after it, in place of the formula, while they last.
@@ -166,6 +166,13 @@ class FakeRunner:
         return self._tokens[pages, places % self.page_size].tolist()
 
     def _draw(self, context: list[int], sampling: Any, row: int) -> int:
+        token_id = self._wanted(context, sampling, row)
+        penalties = sampling.penalties
+        if penalties is None or penalties.mask is None:
+            return token_id
+        return next_admitted(penalties.mask[row], token_id)
+
+    def _wanted(self, context: list[int], sampling: Any, row: int) -> int:
         for prompt, script in self.scripts.items():
             place = len(context) - len(prompt)
             if tuple(context[: len(prompt)]) == prompt and 0 <= place < len(script):
@@ -196,6 +203,14 @@ class FakeRunner:
                 logit_bias=tuple((token_id, bias) for token_id, bias in pairs if token_id >= 0),
             ),
         )
+
+
+def next_admitted(mask: np.ndarray, token_id: int) -> int:
+    """`token_id` or the next one, round the vocabulary, whose bit is set; -1: none is."""
+    admitted = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    if not len(admitted):
+        return -1
+    return int(admitted[np.searchsorted(admitted, token_id) % len(admitted)])
 
 
 def shift_by_penalties(
@@ -259,13 +274,16 @@ def _penalty_faults(batch: Batch) -> list[str]:
     reals = (penalties.repetition, presence, frequency, penalties.bias)
     is_counted = (penalties.repetition != 1) | (presence != 0) | (frequency != 0)
     is_biased = (penalties.bias_ids >= 0).any(axis=1)
+    mask = np.full((len(known), 1), -1, np.int32) if penalties.mask is None else penalties.mask
+    is_masked = (mask != -1).any(axis=1)
     expected = {
         "variant": sampling.variant == "penalized",
         "int32": all(a.dtype == np.int32 for a in integers),
         "float32": all(a.dtype == np.float32 for a in reals),
-        "rows": all(len(a) == len(sampling.temperature) for a in (*integers, *reals)),
-        "padding": not (is_counted | is_biased)[number:].any(),
-        "use": (is_counted | is_biased).any(),
+        "rows": all(len(a) == len(sampling.temperature) for a in (*integers, *reals, mask)),
+        "padding": not (is_counted | is_biased | is_masked)[number:].any(),
+        "use": (is_counted | is_biased).any() or penalties.mask is not None,
+        "mask": mask.dtype == np.int32 and mask.any(axis=1).all(),
         "tokens where they are counted": ((known > 0) == is_counted).all(),
         "prompt": ((prompt > 0) == is_counted).all() and (prompt <= known).all(),
         "seat": ((seats == -1) | ((seats == sampling.seats) & is_counted)).all(),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,18 @@ import numpy as np
 from jaxinfer.build import Built
 from jaxinfer.config import SamplingParams, SchedulerConfig
 from jaxinfer.engine import Engine
+from jaxinfer.guidance import Guidance
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.scheduling.scheduler import Scheduler
 from tests.fakes import FakeClock
 
+RULES: tuple[dict[str, Any], ...] = (
+    {"regex": "(the|a) [a-z ]*"},
+    {"json_schema": {"type": "array", "items": {"enum": [1, "the", None]}}},
+    {"choice": ["the", "the dog", "a cat"]},
+)
 Draw = Callable[[np.random.Generator, int], Any]  # (randomness, vocabulary size) -> a value
 
 FEATURES: Mapping[str, Draw] = {  # fields of SamplingParams; each is on in some requests
@@ -41,6 +47,7 @@ FEATURES: Mapping[str, Draw] = {  # fields of SamplingParams; each is on in some
     "truncate": lambda rng, vocab: "sentence",
     "skip_special_tokens": lambda rng, vocab: False,
     "include_stop_str_in_output": lambda rng, vocab: True,
+    "guided": lambda rng, vocab: RULES[int(rng.integers(len(RULES)))],
 }
 SHARE = 0.25  # of the requests that have a feature
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0, 2.0)
@@ -58,9 +65,16 @@ class Limits:
 
 
 class RandomRequests:
-    """Draws requests. They are short more often than long, and some prompts begin alike."""
+    """Draws requests. They are short more often than long, and some prompts begin alike.
 
-    def __init__(self, seed: int, vocab_size: int, limits: Limits):
+    Args:
+        guidance: None: no answer follows a grammar.
+    """
+
+    def __init__(
+        self, seed: int, vocab_size: int, limits: Limits, guidance: Guidance | None = None
+    ):
+        self._guidance = guidance
         self._rng = np.random.default_rng(seed)
         self._vocab_size, self._limits = vocab_size, limits
         self._heads = [self._ids(limits.max_prompt // 2) for _ in range(4)]
@@ -82,14 +96,19 @@ class RandomRequests:
     def draw(self, now: float) -> Request:
         rng = self._rng
         self._number += 1
+        sampling = self._sampling()
+        constraint = None
+        if self._guidance is not None and sampling.grammar is not None:
+            constraint = self._guidance.compile(sampling.grammar)
         return Request(
             f"r{self._number}",
             tuple(self._prompt()),
-            self._sampling(),
+            sampling if constraint is not None else replace(sampling, guided=None),
             arrival_s=now,
             priority=int(rng.integers(-2, 3)),
             deadline_s=now + rng.exponential(0.2) if rng.random() < SHARE_OF_DEADLINES else None,
             cache_salt="other" if rng.random() < 0.1 else "",
+            constraint=constraint,
         )
 
     def steps_to_abort(self) -> int | None:
@@ -209,7 +228,8 @@ def assert_nothing_compiled_and_nothing_kept(
     """The run of all features: every program was called, none was made."""
     clock = FakeClock()
     engine = small_engine(built, num_pages, clock)
-    requests = RandomRequests(3, engine.vocab_size, limits)
+    guidance = Guidance(built.tokenizer, engine.vocab_size)
+    requests = RandomRequests(3, engine.vocab_size, limits, guidance)
     tally = run(engine, requests, number, limits, clock)
     assert built.compile_events()["serving"] == 0
     assert engine.pool_stats().pages_used == 0

@@ -22,7 +22,11 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
         "rollout": "rollout",
         "build": "build",
     },
-    {"engine": "engine choice outputs request_rules text_cap", "runtime": "runtime"},
+    {
+        "engine": "engine choice outputs request_rules text_cap",
+        "runtime": "runtime",
+        "guidance": "guidance grammar_trial",
+    },
     {
         "models": "models",
         "scheduling": "scheduling",
@@ -30,7 +34,8 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
         "sentence_end",
     },
     {
-        **{room: room for room in ("config", "errors", "stats", "version")},
+        **{room: room for room in ("errors", "stats", "version")},
+        "config": "config guided constraint",
         **{room: room for room in ("pallas_kernels", "checkpoints")},
     },
 )

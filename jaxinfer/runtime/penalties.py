@@ -1,7 +1,8 @@
-"""Penalties and logit biases: what changes a row's logits before its token is chosen.
+"""Penalties, logit biases and masks: what changes a row's logits before its token is chosen.
 
 Order and formulas as in vLLM: logit bias, repetition, frequency, presence; before temperature and
-filters, and before the arg-max of a greedy row.
+filters, and before the arg-max of a greedy row. Last, what a row's grammar does not admit becomes
+-inf.
 
 A compiler may make one instruction of a product and a sum, with one rounding instead of two, in one
 shape and not in another. No bit may depend on that, so there is no such pair here: the repetition
@@ -35,12 +36,13 @@ class PenaltyArrays(NamedTuple, Generic[Array]):
     frequency: Array  # float32[N]; 0: off
     bias_ids: Array  # int32[N, B]; -1 pads
     bias: Array  # float32[N, B]
+    mask: Array  # int32[N, ceil(V / 32)]: bit i % 32 of word i // 32 admits token i
 
 
 def penalized(
     logits: jax.Array, penalties: PenaltyArrays[jax.Array], newest: jax.Array
 ) -> jax.Array:
-    """float32[N, V] -> the same after bias and penalties.
+    """float32[N, V] -> the same after bias, penalties and mask.
 
     Args:
         newest: int32[R], the last token drawn in each seat, before this step's draw.
@@ -55,7 +57,8 @@ def penalized(
         times = jnp.minimum(in_output, MAX_COUNT).astype(jnp.float32)
         lowered = lowered - part[:, None] * times
     lowered = lowered - penalties.presence[:, None]
-    return jnp.where(in_output > 0, lowered, logits)
+    logits = jnp.where(in_output > 0, lowered, logits)
+    return jnp.where(_admitted(penalties.mask, logits.shape[1]), logits, -jnp.inf)
 
 
 def _biased(logits: jax.Array, penalties: PenaltyArrays[jax.Array]) -> jax.Array:
@@ -85,6 +88,12 @@ def _counts(
     ids = jnp.where(seats >= 0, newest[jnp.maximum(seats, 0)], vocab_size)
     counts = counts.at[rows[:, 0], 1, ids].add(1, mode="drop")
     return counts[:, 0], counts[:, 1]
+
+
+def _admitted(mask: jax.Array, vocab_size: int) -> jax.Array:
+    """int32[N, ceil(V / 32)] -> bool[N, V]."""
+    bits = (mask[:, :, None] >> jnp.arange(32, dtype=jnp.int32)[None, None]) & 1
+    return bits.reshape(mask.shape[0], -1)[:, :vocab_size] != 0
 
 
 def _short_parts(x: jax.Array) -> list[jax.Array]:

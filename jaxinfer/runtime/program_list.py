@@ -70,6 +70,7 @@ class ProgramList:
         self._top = without_layers(self._params)
         self._newest = _int32(buckets.max_rows)
         self._dim, self._dtype = decoder.config.hidden_size, decoder.dtype
+        self._vocab_size = decoder.config.vocab_size
 
     def serving(self) -> list[Program]:
         """What an engine may call, the longest to compile first, so that all cores end together."""
@@ -83,10 +84,12 @@ class ProgramList:
         return programs
 
     def batch_bytes(self) -> int:
-        """Of the arrays that the largest step brings along."""
+        """Of the arrays that the largest step brings along, and of the masks that admit all."""
         buckets = self._buckets
         steps = self._prefill_arrays(buckets.max_tokens), self._decode_arrays(buckets.max_rows)
-        return max(map(_nbytes, steps)) + _nbytes(self._penalty_arrays(buckets.max_rows))
+        masks = [self._penalty_arrays(rows).mask for rows in buckets.rows]
+        penalties = self._penalty_arrays(buckets.max_rows)
+        return max(map(_nbytes, steps)) + _nbytes(penalties) + _nbytes(masks)
 
     def score(self, tokens: int) -> list[Program]:
         """What `ModelRunner.score_chunk` calls for this bucket."""
@@ -140,6 +143,7 @@ class ProgramList:
             frequency=real,
             bias_ids=_int32(rows, MAX_LOGIT_BIAS),
             bias=Shape((rows, MAX_LOGIT_BIAS), np.float32),
+            mask=_int32(rows, -(-self._vocab_size // 32)),
         )
 
     def _decode_arrays(self, rows: int) -> DecodeArrays[Shape]:

@@ -44,6 +44,7 @@ class ModelRunner:
     Args:
         num_seats: the largest row bucket.
         make_pages: makes pages like `pages`, when they are lost.
+        vocab_size: of the model.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ModelRunner:
         *,
         num_seats: int,
         make_pages: Callable[[], KVPages],
+        vocab_size: int,
     ):
         self._params = dict(params)
         self._num_seats = num_seats
@@ -62,6 +64,8 @@ class ModelRunner:
         self._tops = {version: without_layers(tree) for version, tree in params.items()}
         self._pages = list(pages)
         self._programs = programs
+        self._num_mask_words = -(-vocab_size // 32)
+        self._full_masks: dict[int, jax.Array] = {}  # by rows: of steps without a grammar
 
     def dispatch(self, batch: Batch) -> PendingStep:
         """Starts the step's programs and returns while the device works.
@@ -86,9 +90,18 @@ class ModelRunner:
         top, draws = self._tops[batch.version], _sampling_arrays(sampling)
         args = top, hidden, self._newest, sampling.seats, draws
         if sampling.penalties is not None:
-            args = *args, _penalty_arrays(sampling.penalties)
+            args = *args, _penalty_arrays(sampling.penalties, self._mask(sampling.penalties))
         sampled, self._newest = sample(*args)
         return PendingStep(sampled, batch.num_sampled)
+
+    def _mask(self, penalties: PenaltyBatch) -> np.ndarray | jax.Array:
+        if penalties.mask is not None:
+            return penalties.mask
+        num_rows = len(penalties.num_known)
+        if num_rows not in self._full_masks:
+            full = np.full((num_rows, self._num_mask_words), -1, np.int32)
+            self._full_masks[num_rows] = jax.device_put(full)
+        return self._full_masks[num_rows]
 
     def _run_layers(self, kind: str, bucket: int, version: str, arrays: StepArrays) -> jax.Array:
         """Begin and all layers of a layered step: float[T, E]."""
@@ -189,7 +202,9 @@ def _sampling_arrays(sampling: SamplingBatch) -> SamplingArrays[np.ndarray]:
     )
 
 
-def _penalty_arrays(penalties: PenaltyBatch) -> PenaltyArrays[np.ndarray]:
+def _penalty_arrays(
+    penalties: PenaltyBatch, mask: np.ndarray | jax.Array
+) -> PenaltyArrays[np.ndarray | jax.Array]:
     return PenaltyArrays(
         penalties.history,
         penalties.num_known,
@@ -200,4 +215,5 @@ def _penalty_arrays(penalties: PenaltyBatch) -> PenaltyArrays[np.ndarray]:
         penalties.frequency,
         penalties.bias_ids,
         penalties.bias,
+        mask,
     )

@@ -25,8 +25,8 @@ Float32 = npt.NDArray[np.float32]
 
 SamplerVariant = Literal["greedy", "plain", "full", "penalized"]
 """greedy: every row takes the arg-max. plain: some rows draw, by temperature only.
-full: top-k, top-p or min-p somewhere, or the likeliest tokens were asked for. penalized: a penalty
-or a logit bias somewhere. Each can do what those before it can."""
+full: top-k, top-p or min-p somewhere, or the likeliest tokens were asked for. penalized: a penalty,
+a logit bias or a grammar somewhere. Each can do what those before it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,9 @@ class PenaltyBatch:
     frequency: Float32  # [N]; 0: off
     bias_ids: Int32  # [N, 300]; -1 pads
     bias: Float32  # [N, 300]
+    mask: (
+        Int32 | None
+    )  # [N, ceil(V / 32)]: bit i % 32 of word i // 32 admits token i; None: all ones
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Penalties and logit biases of the rows that a step samples.
+"""Penalties, logit biases and grammar masks of the rows that a step samples.
 
 Host only: no JAX. Nothing is kept between steps: the tokens are taken from the sequences each time,
 so that they can not be those of another sequence or of an earlier step.
@@ -38,6 +38,7 @@ def penalties_of(
         frequency=np.zeros(bucket, np.float32),
         bias_ids=np.full((bucket, MAX_LOGIT_BIAS), -1, np.int32),
         bias=np.zeros((bucket, MAX_LOGIT_BIAS), np.float32),
+        mask=_masks(sequences, bucket),
     )
     for row, sequence in _penalized(sequences):
         sampling = sequence.request.sampling
@@ -51,6 +52,26 @@ def penalties_of(
         penalties.bias_ids[row, : len(pairs)] = [token_id for token_id, _ in pairs]
         penalties.bias[row, : len(pairs)] = [bias for _, bias in pairs]
     return penalties
+
+
+def _masks(sequences: list[Sequence], bucket: int) -> Int32 | None:
+    """None if no sequence has a grammar: then it costs nothing. Else rows without one admit all."""
+    masks = [(row, _mask(sequence)) for row, sequence in enumerate(sequences)]
+    masks = [(row, mask) for row, mask in masks if mask is not None]
+    if not masks:
+        return None
+    rows = np.full((bucket, len(masks[0][1])), -1, np.int32)
+    for row, mask in masks:
+        rows[row] = mask
+    return rows
+
+
+def _mask(sequence: Sequence) -> Int32 | None:
+    if sequence.constraint is None:
+        return None
+    sampling = sequence.request.sampling
+    is_early = sequence.num_output_tokens < sampling.min_tokens
+    return sequence.constraint.mask(may_end=not (sampling.ignore_eos or is_early))
 
 
 class _KnownTokens(NamedTuple):

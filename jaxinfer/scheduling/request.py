@@ -9,12 +9,13 @@ import enum
 from dataclasses import dataclass, field
 
 from jaxinfer.config import SamplingParams
+from jaxinfer.constraint import Constraint
 
 
 class FinishReason(enum.StrEnum):
     """Why a sequence ended. HTTP shows `stop` and `length`; the others become errors."""
 
-    STOP = "stop"  # an end token, a stop token or a stop string
+    STOP = "stop"  # an end token, a stop token, a stop string, or the end of the grammar
     LENGTH = "length"  # max_tokens, or the end of the context
     ABORT = "abort"  # the client went away or asked for it
     TIMEOUT = "timeout"  # its deadline passed
@@ -33,3 +34,4 @@ class Request:
     deadline_s: float | None = None  # of the engine's clock: ended with `timeout` after it
     queue_deadline_s: float | None = None  # the same, if it has not started by then
     cache_salt: str = ""  # prefix pages are shared only within one salt
+    constraint: Constraint | None = None  # of sampling.guided, at the beginning of an answer

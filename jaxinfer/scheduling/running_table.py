@@ -31,6 +31,7 @@ class RunningTable:
     max_total: Int32  # [seats]; prompt and output end here
     is_far: Flags  # [seats]; behind by more than one token
     has_drawn: Flags  # [seats]; its newest token was drawn here, and the device has it
+    has_grammar: Flags  # [seats]; what it may draw depends on the token before
     sitting: npt.NDArray[np.int64]  # [seats]; another number each time somebody sits down; 0: free
     page_table: Int32  # [seats, M]; unused entries are 0
     temperature: Float32  # [seats]; 0: greedy
@@ -47,6 +48,7 @@ class RunningTable:
         self.max_total = np.zeros(num_seats, np.int32)
         self.is_far = np.zeros(num_seats, np.bool_)
         self.has_drawn = np.zeros(num_seats, np.bool_)
+        self.has_grammar = np.zeros(num_seats, np.bool_)
         self.sitting = np.zeros(num_seats, np.int64)
         self.page_table = np.zeros((num_seats, max_pages_per_seq), np.int32)
         self.temperature = np.zeros(num_seats, np.float32)
@@ -72,6 +74,7 @@ class RunningTable:
         self.num_scheduled[seat] = self.num_computed[seat] = num_computed
         self.is_far[seat] = len(sequence.token_ids) - num_computed > 1
         self.has_drawn[seat] = False
+        self.has_grammar[seat] = sequence.constraint is not None
         self.max_total[seat] = sequence.max_total_tokens
         self.room[seat] = len(sequence.page_table) * self._page_size
         self.page_table[seat, : len(sequence.page_table)] = sequence.page_table
@@ -112,6 +115,11 @@ class RunningTable:
         self.page_table[seat, start : start + len(pages)] = pages
         self.room[seat] += len(pages) * self._page_size
 
+    def must_be_read(self, seats: Seats | int) -> Flags | np.bool_:
+        """Whether a token is on its way that must be known before the next is drawn."""
+        is_under_way = self.num_scheduled[seats] > self.num_computed[seats]
+        return self.has_grammar[seats] & self.has_drawn[seats] & is_under_way
+
     def gather(self, seats: Seats, num_rows: int) -> Int32:
         """[num_rows, M]: the page tables of these seats; rows beyond them are 0."""
         table = np.zeros((num_rows, self.page_table.shape[1]), np.int32)
@@ -144,7 +152,7 @@ class RunningTable:
 def needed_variant(sequence: Sequence) -> SamplerVariant:
     """The least sampler that does what the request asks for."""
     sampling = sequence.request.sampling
-    if sampling.has_penalties or sampling.logit_bias:
+    if sampling.has_penalties or sampling.logit_bias or sequence.constraint is not None:
         return "penalized"
     if sampling.logprobs:
         return "full"

@@ -38,7 +38,9 @@ way have been read (retries.py says why that comes to an end).
 Pipelining. `schedule` may be called before the step before has been read (`update`), and counts on
 what that step will do: its tokens are in KV, its draws are drawn. Where it turns out otherwise (the
 sequence has stood up since) the work done for it is dropped. Steps run in the order of their
-dispatch, so pages may change hands at once. Only `update` indexes pages for reuse.
+dispatch, so pages may change hands at once. Only `update` indexes pages for reuse. A sequence with
+a grammar draws when its last token was read, for that says which may come next: it sits out the
+step between, in which the others go on.
 """
 
 from __future__ import annotations
@@ -368,6 +370,7 @@ class Scheduler:
         pool, table, seats = self.pool, self._table, self.running.seats(draft.version)
         num_scheduled, is_far = table.num_scheduled[seats], table.is_far[seats]
         can_draw = ~is_far & (num_scheduled + 1 < table.max_total[seats])
+        can_draw &= ~table.must_be_read(seats)
         decoding = seats[can_draw]
         growing = table.sequences(decoding[num_scheduled[can_draw] >= table.room[decoding]])
         far = table.sequences(seats[is_far])
@@ -396,6 +399,7 @@ class Scheduler:
                 draft.far.append(sequence)
                 continue
             can_draw = sequence.num_tokens < sequence.max_total_tokens
+            can_draw &= not self._table.must_be_read(sequence.seat)
             if can_draw and self._grow(sequence, 1, draft):
                 decoding.append(sequence.seat)
         draft.far = [s for s in draft.far if s.status is Status.RUNNING]

@@ -19,6 +19,7 @@ import enum
 from array import array
 from typing import TYPE_CHECKING
 
+from jaxinfer.constraint import Constraint
 from jaxinfer.scheduling.rank import Rank, Turn
 from jaxinfer.scheduling.request import Request
 from jaxinfer.stats import RequestStats
@@ -48,6 +49,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "constraint",
         "first_scheduled_s",
         "first_token_s",
         "index",
@@ -79,6 +81,7 @@ class Sequence:
     index: int
     version: str
     seed: int  # 64 bits, unsigned
+    constraint: Constraint | None  # its own state, which follows the tokens that were read
     salt: tuple[str, str]  # (version, cache_salt): prefix pages are shared only within it
     token_ids: array[int]  # int32: prompt and output, as far as it has been read
     num_prompt_tokens: int
@@ -106,6 +109,7 @@ class Sequence:
         self.index = index
         self.version = version
         self.seed = choice_seed(seed, index)
+        self.constraint = None if request.constraint is None else request.constraint.copy()
         self.salt = (version, request.cache_salt)
         self.token_ids = array("i", request.token_ids)
         self.num_prompt_tokens = len(self.token_ids)

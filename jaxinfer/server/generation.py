@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from jaxinfer.config import SamplingParams, Truncate
+from jaxinfer.constraint import Constraint
 from jaxinfer.errors import (
     DeadlineExceeded,
     EngineFailure,
@@ -28,6 +29,7 @@ from jaxinfer.server.admission import Permit
 from jaxinfer.server.body import read_body
 from jaxinfer.server.call_head import CallHead
 from jaxinfer.server.echo import EchoOnly, prompt_texts
+from jaxinfer.server.guided import guided_field
 from jaxinfer.server.open_calls import names_of, owner_of
 from jaxinfer.server.priority_class import PriorityClass
 from jaxinfer.server.prompts import check_length, check_token_ids, encode_chat
@@ -163,7 +165,9 @@ class GenerationEndpoint(ABC):
                     answer = self._send_stream if plan.fields.stream else self._send_whole
                     await answer(EchoOnly(writer), departure, send)
                     return
-            requests = tuple(self._requests(writer.id, plan, prompts, arrival_s))
+            constraint = await _constraint(served, plan)
+            departure.check()
+            requests = tuple(self._requests(writer.id, plan, prompts, arrival_s, constraint))
             stream = served.engine.submit(*requests)
             call.on_abort(lambda: served.engine.end(*(r.request_id for r in requests)))
             calls = Reading(stream, writer, plan.sampling.n, on_tokens=permit.produced)
@@ -210,7 +214,12 @@ class GenerationEndpoint(ABC):
             raise
 
     def _requests(
-        self, call_id: str, plan: _Plan, prompts: list[tuple[int, ...]], arrival_s: float
+        self,
+        call_id: str,
+        plan: _Plan,
+        prompts: list[tuple[int, ...]],
+        arrival_s: float,
+        constraint: Constraint | None,
     ) -> Iterator[Request]:
         deadline_s, queue_deadline_s = plan.time_limits.deadlines(arrival_s)
         for number, token_ids in enumerate(prompts):
@@ -223,6 +232,7 @@ class GenerationEndpoint(ABC):
                 deadline_s=deadline_s,
                 queue_deadline_s=queue_deadline_s,
                 cache_salt=plan.fields.cache_salt or "",
+                constraint=constraint,
             )
 
     async def _send_whole(
@@ -408,6 +418,16 @@ def _most_tokens(sampling: SamplingParams, served: ServedModel) -> int:
     """That a choice may produce, before it is known how long its prompt is."""
     bounds = (served.max_model_len - 1, sampling.max_tokens, sampling.output_cap)
     return min(bound for bound in bounds if bound is not None)
+
+
+async def _constraint(served: ServedModel, plan: _Plan) -> Constraint | None:
+    """Compiled off the event loop. Raises: InvalidRequest naming the client's field."""
+    grammar = plan.sampling.grammar
+    if grammar is None:
+        return None
+    field = guided_field(plan.fields)
+    param = "tools" if field is None else field.name
+    return await served.compile(grammar, param)
 
 
 def _shape(served: ServedModel, plan: _Plan) -> Shape:

@@ -25,6 +25,8 @@ import uvicorn
 
 from jaxinfer.async_engine import AsyncEngine
 from jaxinfer.batch_window import BatchWindow
+from jaxinfer.grammar_trial import GrammarTrial
+from jaxinfer.guidance import Guidance
 from jaxinfer.server.app import create_app
 from jaxinfer.server.connection import protocol
 from jaxinfer.server.growth_alarm import GrowthAlarm
@@ -273,6 +275,8 @@ class _Serving:
         )
         self._engine.start()
         template = built.tokenizer.chat_template
+        vocab_size = built.engine.vocab_size
+        trial = GrammarTrial(built.tokenizer, vocab_size)
         served = ServedModel(
             engine=self._engine,
             tokenizer=built.tokenizer,
@@ -283,6 +287,7 @@ class _Serving:
             defaults=usable_defaults(built.generation_config),
             pool=ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer"),
             tool_format=format_for(settings.tool_call_parser, template.source if template else ""),
+            guidance=Guidance(built.tokenizer, vocab_size, trial=trial),
         )
         seconds = time.monotonic() - self._start_s
         engine = self._engine

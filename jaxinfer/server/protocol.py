@@ -83,6 +83,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    response_format: dict[str, Any] | None = None  # at most one of these (server/guided.py)
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | str | None = None  # of a class

@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxinfer.config import SamplingParams, Truncate
 from jaxinfer.errors import InvalidRequest
+from jaxinfer.server.guided import guided_field
 from jaxinfer.server.protocol import ChatRequest, CompletionRequest, SamplingFields
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,9 @@ def _sampling(
     **given: Any,
 ) -> SamplingParams:
     _check_stream_options(fields)
-    values: dict[str, Any] = {**defaults, **given}
+    field = guided_field(fields)
+    guided = None if field is None else field.guided
+    values: dict[str, Any] = {**defaults, **given, "guided": guided}
     for name in (*_DEFAULTED, *_COPIED):
         value = getattr(fields, name)
         if value is not None:

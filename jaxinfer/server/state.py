@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from jaxinfer.async_engine import AsyncEngine
@@ -26,6 +27,9 @@ from jaxinfer.server.priority_classes import PriorityClasses
 from jaxinfer.server.time_limits import TimeLimits
 
 if TYPE_CHECKING:
+    from jaxinfer.constraint import Constraint
+    from jaxinfer.guidance import Guidance
+    from jaxinfer.guided import Guided
     from jaxinfer.server.tool_calls.formats import ToolFormat
     from jaxinfer.tokenizer import Tokenizer
 
@@ -73,8 +77,10 @@ class ServedModel:
     version: str  # of the weights
     defaults: Mapping[str, Any]  # of sampling fields, from the model's generation_config
     pool: ThreadPoolExecutor  # tokenization, never on the event loop
+    guidance: Guidance  # what compiles grammars
     tool_format: ToolFormat | None = None  # how the model writes calls; None: it is not known
     created: int = field(default_factory=lambda: int(time.time()))
+    grammar_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def check_name(self, name: str | None) -> str:
         """The name to show in the answer. Raises: ModelNotFound."""
@@ -98,7 +104,17 @@ class ServedModel:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.pool, context.run, work)
 
+    async def compile(self, guided: Guided, param: str) -> Constraint:
+        """On a thread of its own, so that a hard grammar holds up grammars and nothing else.
+
+        Raises: InvalidRequest naming `param`.
+        """
+        loop = asyncio.get_running_loop()
+        work = partial(self.guidance.compile, guided, param=param)
+        return await loop.run_in_executor(self.grammar_pool, work)
+
     def close(self) -> None:
+        self.grammar_pool.shutdown(wait=False, cancel_futures=True)
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxinfer.config import SamplingParams
 from jaxinfer.errors import InvalidRequest
+from jaxinfer.guided import Guided
 from jaxinfer.server.tool_calls.formats import PARSERS, ToolFormat
 from jaxinfer.server.tool_calls.grammar import call_grammar
 from jaxinfer.server.tool_calls.mistral import with_short_ids
@@ -54,10 +55,19 @@ def with_tools(
 
 
 def with_tool_constraint(sampling: SamplingParams, grammar: str) -> SamplingParams:
-    """`sampling` that admits only what `grammar` (Lark) does."""
-    raise InvalidRequest(
-        "tool_choice can only be none or auto: this server cannot force a call", param="tool_choice"
-    )
+    """`sampling` that admits only what `grammar` (Lark) does.
+
+    Raises: InvalidRequest if the request has a grammar of its own, or if this one is too long.
+    """
+    if sampling.guided is not None:
+        raise InvalidRequest(
+            "a forced tool_choice excludes response_format and guided fields; send one of them",
+            param="tool_choice",
+        )
+    try:
+        return replace(sampling, guided=Guided("grammar", grammar))
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message.replace("guided", "tools", 1), param="tools") from None
 
 
 def tool_parser(served: ServedModel, fields: ChatRequest) -> ToolParser | None:

@@ -49,6 +49,7 @@ def penalties_of(num_rows: int, **rows: dict[int, Any]) -> PenaltyArrays[np.ndar
         frequency=real.copy(),
         bias_ids=np.full((num_rows, MAX_LOGIT_BIAS), -1, np.int32),
         bias=np.zeros((num_rows, MAX_LOGIT_BIAS), np.float32),
+        mask=np.full((num_rows, -(-VOCAB // 32)), -1, np.int32),
     )
     for name in ("repetition", "presence", "frequency"):
         for row, value in rows.pop(name, {}).items():

@@ -54,6 +54,7 @@ def breaking(built: Built, name: str, *, eats_pages: bool) -> ModelRunner:
         programs,
         num_seats=built.buckets.max_rows,
         make_pages=runner._make_pages,
+        vocab_size=built.engine.vocab_size,
     )
 
 

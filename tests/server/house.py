@@ -27,6 +27,7 @@ from jaxinfer.async_engine import MAX_UNREAD_TOKENS, AsyncEngine
 from jaxinfer.batch_window import BatchWindow
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.engine import Engine
+from jaxinfer.guidance import Guidance
 from jaxinfer.scheduling.batch import Batch, StepResult
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
@@ -41,6 +42,7 @@ from jaxinfer.server.priority_classes import PriorityClasses
 from jaxinfer.server.state import Limits, ServedModel, ServerState
 from jaxinfer.server.tool_calls.formats import format_for
 from jaxinfer.tokenizer import Tokenizer
+from tests.fakes import next_admitted
 
 TEMPLATE = (
     "{% for m in messages %}"
@@ -88,6 +90,9 @@ class CountingRunner:
         self.script_begins = 0  # tokens of the prompt that is answered by it
         self.num_rebuilds = 0
         self._newest: dict[int, int] = {}  # seat -> the last token drawn there
+        self._blanks = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)  # not said in a grammar
+        for token_id in tokenizer.encode(" \t\r\n"):
+            self._blanks[token_id // 32] |= np.array(1 << token_id % 32, np.uint32).view(np.int32)
         self._next = {i: self._rule(tokenizer, i) for i in range(tokenizer.vocab_size)}
 
     def dispatch(self, batch: Batch) -> Batch:
@@ -101,6 +106,11 @@ class CountingRunner:
             raise self.fail_with
         last = self._sampled(pending)
         token_ids = np.array([self._next[i] for i in last], np.int32)
+        penalties = pending.sampling.penalties
+        if penalties is not None and penalties.mask is not None:
+            for row, mask in enumerate(penalties.mask[: len(last)]):
+                terse = mask & ~self._blanks
+                token_ids[row] = next_admitted(terse if terse.any() else mask, int(token_ids[row]))
         seats = pending.sampling.seats[: len(last)].tolist()
         if self.script is not None:
             positions = pending.sampling.positions[: len(last)].tolist()
@@ -260,6 +270,7 @@ def open_house(
     defaults: dict[str, Any] | None = None,
     is_ready: bool = True,
     tokenizer: Any = None,
+    guidance: Guidance | None = None,
     send_buffer: int | None = None,
     max_unread_tokens: int = MAX_UNREAD_TOKENS,
     **engine_options: Any,
@@ -314,6 +325,7 @@ def open_house(
             defaults=defaults or {},
             pool=pool,
             tool_format=format_for("auto", engine_options.get("template", TEMPLATE)),
+            guidance=guidance or Guidance(own_tokenizer, own_tokenizer.vocab_size),
         )
         if is_ready:
             metrics.on_loaded(

@@ -294,11 +294,6 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"tools": None, "tool_choice": "auto"}, "tool_choice"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [ADD], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
-    ({"tools": [ADD], "tool_choice": "required"}, "tool_choice"),
-    (
-        {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "add"}}},
-        "tool_choice",
-    ),
 ]
 
 
