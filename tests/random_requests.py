@@ -45,6 +45,7 @@ FEATURES: Mapping[str, Draw] = {  # fields of SamplingParams; each is on in some
     "ignore_eos": lambda rng, vocab: True,
     "output_cap": lambda rng, vocab: int(rng.integers(1, 20)),
     "truncate": lambda rng, vocab: "sentence",
+    "kept_special_ids": lambda rng, vocab: tuple(rng.integers(0, vocab, 2).tolist()),
     "skip_special_tokens": lambda rng, vocab: False,
     "include_stop_str_in_output": lambda rng, vocab: True,
     "guided": lambda rng, vocab: RULES[int(rng.integers(len(RULES)))],
@@ -91,6 +92,18 @@ class RandomRequests:
         return [
             Request(f"crowd{i}", tuple(self._ids(length)), sampling, arrival_s=0.0)
             for i in range(CROWD)
+        ]
+
+    def wave(self, number: int, now: float) -> list[Request]:
+        """Requests of a page each, that decode together and end one after the other."""
+        return [
+            Request(
+                f"wave{i}",
+                tuple(self._ids(2)),
+                SamplingParams(max_tokens=13 - i % 4, ignore_eos=True),
+                arrival_s=now,
+            )
+            for i in range(number)
         ]
 
     def draw(self, now: float) -> Request:
@@ -166,15 +179,23 @@ class Tally:
 
 
 def run(
-    engine: Engine, requests: RandomRequests, number: int, limits: Limits, clock: FakeClock
+    engine: Engine,
+    requests: RandomRequests,
+    number: int,
+    limits: Limits,
+    clock: FakeClock,
+    *,
+    max_rows: int,
 ) -> Tally:
-    """Submits a crowd, then the rest of `number` requests as they come; steps until all ended."""
+    """Submits a crowd, then the rest of `number` requests as they come, and last a wave; steps
+    until all ended.
+    """
     tally, leaving = Tally(), dict[str, int]()
     submitted = requests.crowd(engine.pool_stats().pages_total * limits.page_size)
     for request in submitted:
         engine.submit(request)
     num_steps = 0
-    while len(submitted) < number or engine.has_work():
+    while len(submitted) <= number or engine.has_work():
         num_open = sum(request.sampling.n for request in submitted) - len(tally.ended)
         for _ in range(min(requests.burst(), number - len(submitted))):
             if num_open < limits.max_open:
@@ -188,6 +209,11 @@ def run(
             del leaving[request_id]
             for output in engine.abort(request_id):
                 tally.add(output)
+        if len(submitted) == number and not engine.has_work():
+            wave = requests.wave(max_rows, clock.now)
+            submitted += wave
+            for request in wave:
+                engine.submit(request)
         step = engine.step()
         num_steps += 1
         clock.now += limits.step_s
@@ -230,7 +256,7 @@ def assert_nothing_compiled_and_nothing_kept(
     engine = small_engine(built, num_pages, clock)
     guidance = Guidance(built.tokenizer, engine.vocab_size)
     requests = RandomRequests(3, engine.vocab_size, limits, guidance)
-    tally = run(engine, requests, number, limits, clock)
+    tally = run(engine, requests, number, limits, clock, max_rows=built.buckets.max_rows)
     assert built.compile_events()["serving"] == 0
     assert engine.pool_stats().pages_used == 0
     assert tally.reasons.keys() == set(FinishReason) - {FinishReason.ERROR}

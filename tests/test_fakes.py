@@ -182,7 +182,7 @@ def test_a_poisoned_context_is_not_a_number():
 
 def test_a_step_fails_where_it_was_told_to():
     runner = FakeRunner(fail_at=frozenset({2}))
-    engine = make_engine(runner, eos_token_ids=())
+    engine = make_engine(runner, eos_token_ids=(), max_retries=0)
     ended = run_all(engine, [Request("r", (1, 3), GREEDY)])["r", 0]
     assert (len(ended.token_ids), type(ended.error)) == (2, EngineFailure)
 
