@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
@@ -18,58 +17,32 @@ from starlette.types import Receive, Scope, Send
 from jaxinfer.config import SamplingParams, Truncate
 from jaxinfer.constraint import Constraint
 from jaxinfer.errors import (
-    DeadlineExceeded,
-    EngineFailure,
     InvalidRequest,
     JaxInferError,
-    Overloaded,
 )
-from jaxinfer.scheduling.request import FinishReason, Request
+from jaxinfer.scheduling.request import Request
 from jaxinfer.server.admission import Permit
 from jaxinfer.server.body import read_body
 from jaxinfer.server.call_head import CallHead
+from jaxinfer.server.call_plan import CallPlan, constraint_of, most_tokens, shape_of
 from jaxinfer.server.echo import EchoOnly, prompt_texts
-from jaxinfer.server.guided import guided_field
 from jaxinfer.server.open_calls import names_of, owner_of
 from jaxinfer.server.priority_class import PriorityClass
 from jaxinfer.server.prompts import check_length, check_token_ids, encode_chat
 from jaxinfer.server.protocol import ChatRequest, CompletionRequest, parse
+from jaxinfer.server.reading import Reading
 from jaxinfer.server.replies import body_of, encode, json_reply
 from jaxinfer.server.request_record import note
 from jaxinfer.server.sampling import capped_sampling, chat_sampling, completion_sampling
 from jaxinfer.server.sse import ClientGone, Departure, EventSender, ReaderStalled
 from jaxinfer.server.state import ServedModel, ServerState
-from jaxinfer.server.time_limits import TimeLimits
-from jaxinfer.server.tool_use import tool_parser, with_tools
-from jaxinfer.server.writers import ChatWriter, CompletionWriter, Shape, Writer
+from jaxinfer.server.tool_use import with_tools
+from jaxinfer.server.writers import ChatWriter, CompletionWriter, Writer
 
 if TYPE_CHECKING:
-    from jaxinfer.outputs import RequestOutput
     from jaxinfer.request_stream import RequestStream
-    from jaxinfer.server.tool_calls.parser import ToolParser
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A parsed call, before its prompts are token ids."""
-
-    fields: ChatRequest | CompletionRequest
-    model: str  # the name it asked for
-    sampling: SamplingParams
-    priority_class: PriorityClass
-    time_limits: TimeLimits  # from arrival
-    num_prompts: int
-    unknown: frozenset[str]  # names of fields
-
-    @property
-    def num_choices(self) -> int:
-        return self.num_prompts * self.sampling.n
-
-    @property
-    def uses_max_completion_tokens(self) -> bool:
-        return getattr(self.fields, "max_completion_tokens", None) is not None
 
 
 class GenerationEndpoint(ABC):
@@ -108,7 +81,7 @@ class GenerationEndpoint(ABC):
                 plan.priority_class,
                 plan.num_choices,
                 param="n" if plan.num_prompts == 1 else "prompt",
-                num_tokens=_most_tokens(plan.sampling, served),
+                num_tokens=most_tokens(plan.sampling, served),
                 limits=plan.time_limits.after(clock() - arrival_s),
             )
             with Departure(receive) as departure:
@@ -120,10 +93,10 @@ class GenerationEndpoint(ABC):
                         self._state.metrics.on_reader_cut()
                     log.info("499 %s: %s", scope["path"], gone)
 
-    def _plan(self, served: ServedModel, body: bytes, head: CallHead) -> _Plan:
+    def _plan(self, served: ServedModel, body: bytes, head: CallHead) -> CallPlan:
         fields, unknown = parse(body, self.wire)
         priority_class = head.claim.settled(fields.priority)
-        return _Plan(
+        return CallPlan(
             fields=fields,
             model=served.check_name(fields.model),
             sampling=self._capped(self._sampling(served, fields), priority_class),
@@ -145,14 +118,14 @@ class GenerationEndpoint(ABC):
     async def _answer(
         self,
         served: ServedModel,
-        plan: _Plan,
+        plan: CallPlan,
         arrival_s: float,
         departure: Departure,
         scope: Scope,
         send: Send,
         permit: Permit,
     ) -> None:
-        writer = self.writer(_shape(served, plan))
+        writer = self.writer(shape_of(served, plan))
         names = (writer.id, *names_of(scope))
         with self._state.calls.open(names, owner_of(scope)) as call:
             prompts = await served.off_loop(lambda: self._token_ids(served, plan.fields))
@@ -165,7 +138,7 @@ class GenerationEndpoint(ABC):
                     answer = self._send_stream if plan.fields.stream else self._send_whole
                     await answer(EchoOnly(writer), departure, send)
                     return
-            constraint = await _constraint(served, plan)
+            constraint = await constraint_of(served, plan)
             departure.check()
             requests = tuple(self._requests(writer.id, plan, prompts, arrival_s, constraint))
             stream = served.engine.submit(*requests)
@@ -183,7 +156,7 @@ class GenerationEndpoint(ABC):
         self,
         stream: RequestStream,
         calls: Reading,
-        plan: _Plan,
+        plan: CallPlan,
         departure: Departure,
         send: Send,
     ) -> None:
@@ -202,7 +175,7 @@ class GenerationEndpoint(ABC):
         check_length(max(map(len, prompts)), served.max_model_len, self.prompt_field)
         return list(map(tuple, prompts))
 
-    async def _accepted(self, stream: RequestStream, plan: _Plan) -> None:
+    async def _accepted(self, stream: RequestStream, plan: CallPlan) -> None:
         """Raises: what the engine refuses, naming the field that the client sent."""
         try:
             await stream.accepted()
@@ -216,7 +189,7 @@ class GenerationEndpoint(ABC):
     def _requests(
         self,
         call_id: str,
-        plan: _Plan,
+        plan: CallPlan,
         prompts: list[tuple[int, ...]],
         arrival_s: float,
         constraint: Constraint | None,
@@ -324,129 +297,3 @@ class CompletionEndpoint(GenerationEndpoint):
             else check_token_ids(prompt, served.tokenizer.vocab_size, "prompt")
             for prompt in fields.prompts()
         ]
-
-
-class Reading:
-    """Outputs of a call's prompts, with the index of the choice in the whole answer.
-
-    Args:
-        on_tokens: told how many tokens have come.
-    """
-
-    def __init__(
-        self,
-        stream: RequestStream,
-        writer: Writer,
-        n: int,
-        *,
-        on_tokens: Callable[[int], None] = lambda _: None,
-    ):
-        self.writer = writer
-        self._on_tokens = on_tokens
-        self._stream = stream
-        self._n = n
-        self._failure: JaxInferError | None = None
-        self._first_token_s: float | None = None  # of the choices that have ended
-        self._ends: set[FinishReason] = set()
-
-    @property
-    def failure(self) -> JaxInferError | None:
-        """What has ended a choice badly."""
-        return self._failure
-
-    async def next(self, timeout_s: float | None) -> list[tuple[int, RequestOutput]] | None:
-        """[] after `timeout_s` of silence, None at the end.
-
-        Raises: what ended a choice badly, after the outputs that came before it.
-        """
-        if self._failure is not None:
-            raise self._failure
-        outputs = await self._stream.read(timeout_s)
-        if outputs is None:
-            return None
-        self._on_tokens(sum(len(output.token_ids) for output in outputs))
-        good: list[tuple[int, RequestOutput]] = []
-        for output in outputs:
-            self._note_end(output)
-            self._failure = failure_of(output)
-            if self._failure is not None:
-                break
-            good.append((self._index(output), output))
-        if self._failure is not None and not good:
-            raise self._failure
-        return good
-
-    def note(self, arrival_s: float) -> None:
-        """For the access log: what the call took and gave, and how it ended."""
-        first_s = self._first_token_s
-        note(
-            id=self.writer.id,
-            prompt_tokens=self.writer.tally.prompt,
-            output_tokens=self.writer.tally.completion,
-            ttft_s=None if first_s is None else first_s - arrival_s,
-            finish="+".join(sorted(self._ends)) or FinishReason.ABORT.value,
-        )
-
-    def _note_end(self, output: RequestOutput) -> None:
-        if output.finish_reason is not None:
-            self._ends.add(output.finish_reason)
-        if output.stats is not None and output.stats.first_token_s is not None:
-            times = (self._first_token_s, output.stats.first_token_s)
-            self._first_token_s = min(s for s in times if s is not None)
-
-    def _index(self, output: RequestOutput) -> int:
-        prompt = int(output.request_id.rpartition("-")[2])
-        return prompt * self._n + output.index
-
-
-def failure_of(output: RequestOutput) -> JaxInferError | None:
-    """The error of a choice that ended neither by stop nor by length, nor as its caller asked."""
-    reason = output.finish_reason
-    if reason in (None, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT):
-        return None
-    if isinstance(output.error, Overloaded):  # it waited for its turn as long as it may
-        seconds = output.error.retry_after_s
-        return Overloaded(output.error.message, retry_after_s=seconds, code="queue_timeout")
-    if output.error is not None:
-        return output.error
-    if reason is FinishReason.TIMEOUT:
-        return DeadlineExceeded("the request's time limit passed before it was finished")
-    return EngineFailure(f"the request was ended by the engine ({reason})")
-
-
-def _most_tokens(sampling: SamplingParams, served: ServedModel) -> int:
-    """That a choice may produce, before it is known how long its prompt is."""
-    bounds = (served.max_model_len - 1, sampling.max_tokens, sampling.output_cap)
-    return min(bound for bound in bounds if bound is not None)
-
-
-async def _constraint(served: ServedModel, plan: _Plan) -> Constraint | None:
-    """Compiled off the event loop. Raises: InvalidRequest naming the client's field."""
-    grammar = plan.sampling.grammar
-    if grammar is None:
-        return None
-    field = guided_field(plan.fields)
-    param = "tools" if field is None else field.name
-    return await served.compile(grammar, param)
-
-
-def _shape(served: ServedModel, plan: _Plan) -> Shape:
-    options = plan.fields.stream_options
-    return Shape(
-        model=plan.model,
-        version=served.version,
-        num_choices=plan.num_choices,
-        wants_logprobs=plan.sampling.logprobs is not None,
-        speller=served.tokenizer,
-        include_usage=options is not None and options.include_usage,
-        continuous_usage=options is not None and options.continuous_usage_stats,
-        tool_parsers=_tool_parsers(served, plan),
-    )
-
-
-def _tool_parsers(served: ServedModel, plan: _Plan) -> list[ToolParser]:
-    fields = plan.fields
-    if not isinstance(fields, ChatRequest):
-        return []
-    parsers = [tool_parser(served, fields) for _ in range(plan.num_choices)]
-    return [parser for parser in parsers if parser is not None]

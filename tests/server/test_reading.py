@@ -10,7 +10,7 @@ import pytest
 from jaxinfer.errors import DeadlineExceeded, EngineFailure, Overloaded
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.scheduling.request import FinishReason
-from jaxinfer.server.generation import Reading
+from jaxinfer.server.reading import Reading
 
 
 class Scripted:
