@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 EXIT_OK, EXIT_LOAD_ERROR, EXIT_BAD_FLAGS = 0, 1, 2
 ROUTES = (
     "/v1/chat/completions /v1/completions /v1/models /health /ready /metrics "
-    "/abort_request /tokenize /detokenize /version /dashboard"
+    "/abort_request /tokenize /detokenize /version /dashboard /openapi.json"
 )
 
 
