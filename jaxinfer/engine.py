@@ -14,6 +14,9 @@ pages are made anew and everybody goes on like that.
 
 So the device has the next step before the host reads the last one, and does not wait for it. A
 sequence that turns out to have ended is in one step more than it needed; its row there is dropped.
+
+Where a step takes long, that buys nothing (the host's milliseconds are a few percent of it) and
+costs who comes meanwhile a whole step of waiting. Then a call dispatches a step and reads it.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ from jaxinfer.tokenizer import Tokenizer
 __all__ = ["Engine", "EngineStep", "RequestOutput", "Runner", "TokenLogprob"]
 
 MAX_UNDER_WAY = 2  # steps: one runs, one is behind it
+LONG_STEP_S = 0.05  # nothing is dispatched behind a step while they take longer
 MAX_REBUILDS = 5  # in a row, without a step that was read, beside the retries of a sequence
 _log = logging.getLogger(__name__)
 
@@ -126,6 +130,7 @@ class Engine:
         self._rebuild_s: float | None = None
         self._num_rebuilds = 0  # since a step was read
         self._last_read_s = -math.inf
+        self._last_step_s = 0.0
         self._choices: dict[Sequence, Choice] = {}
         self._num_live: dict[str, int] = {}  # choices of each request
 
@@ -275,9 +280,10 @@ class Engine:
         self._expire(now)
         num_unread = len(self._flights)
         is_broken_off = num_unread == MAX_UNDER_WAY or self._has_failed(-1)  # the last call
-        if not is_broken_off:
+        is_long = self._last_step_s > LONG_STEP_S
+        if not is_broken_off and not (is_long and num_unread):
             self._dispatch(now)
-        stats = self._collect() if num_unread else None
+        stats = self._collect() if num_unread or (is_long and self._flights) else None
         if self._has_failed(0):
             self._collect()
         return stats
@@ -329,7 +335,7 @@ class Engine:
         self._last_read_s = now
         if has_ended:  # it may have waited for somebody to read it
             return None
-        self._num_rebuilds = 0
+        self._num_rebuilds, self._last_step_s = 0, duration_s
         return _step_stats(scheduled.batch, num_sampled, duration_s)
 
     def _take(self, flight: _Flight, result: StepResult, broken: list[Sequence], now: float) -> int:

@@ -298,3 +298,33 @@ def test_a_step_that_nobody_waits_for_has_no_duration():
     stats = [engine.step().stats for _ in range(3)]
     assert stats[0] is None
     assert [s.duration_s for s in stats[1:] if s] == [0.0, 0.0]
+
+
+class TimedRunner(FakeRunner):
+    """Its steps take a while."""
+
+    def __init__(self, clock: FakeClock, step_s: float):
+        super().__init__()
+        self._clock, self._step_s = clock, step_s
+
+    def collect(self, pending: Any) -> StepResult:
+        self._clock.now += self._step_s
+        return super().collect(pending)
+
+
+@pytest.mark.parametrize(("step_s", "num_under_way"), [(0.01, 1), (0.1, 0)])
+def test_nothing_is_dispatched_behind_a_step_while_steps_take_long(
+    step_s: float, num_under_way: int
+):
+    """So who comes during a step is in the next one."""
+    clock = FakeClock()
+    runner = TimedRunner(clock, step_s)
+    engine = make_engine(runner, clock=clock, eos_token_ids=())
+    engine.submit(request(max_tokens=8))
+    answers = Answers()
+    for _ in range(4):
+        answers.add(engine.step().outputs)
+    assert len(runner.batches) - len(answers["r", 0].token_ids) == num_under_way
+    engine.submit(request((9, 9), name="next"))
+    engine.step()
+    assert runner.batches[-1].num_seqs == 2

@@ -66,4 +66,4 @@ def test_a_slow_first_token_of_the_highest_class_misses_the_bar():
 
 def test_a_plan_gives_each_class_its_deadline():
     plan = Plan((1.0,), 1.0, 1, 1, 1, 10.0, 0)
-    assert [plan.timeout_of(n) for n in ("interactive", "normal", "batch")] == [5.0, 10.0, 20.0]
+    assert [plan.timeout_of(n) for n in ("interactive", "normal", "batch")] == [10.0, 10.0, 20.0]
