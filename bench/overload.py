@@ -31,7 +31,7 @@ from bench.service.statistics import percentile
 from jaxinfer import EngineConfig
 from jaxinfer.server.flags import count, positive
 
-RAMP = 0.25  # of a level's time, before which nothing is counted
+RAMP = 0.25  # of a level's time, in which it comes to its state: counted apart
 INTERACTIVE_SHARE = 0.1  # of the capacity, at every level
 BATCH_SHARE = 0.5  # of all other arrivals
 NUM_IDLE = 12  # requests of an idle server
@@ -102,9 +102,10 @@ class Level:
         """Seconds that each took."""
         return [s.reply.e2e_s for s in self.sent if not s.is_admitted]
 
-    def late_share(self) -> float:
+    def late_share(self, *, in_ramp: bool = False) -> float:
         """Of the admitted: not answered by their deadline."""
-        admitted = [s for s in self.sent if s.is_admitted]
+        ramp_s = self.seconds * RAMP
+        admitted = [s for s in self.sent if s.is_admitted and (s.at_s < ramp_s) == in_ramp]
         return sum(not s.is_good for s in admitted) / max(len(admitted), 1)
 
 
@@ -208,6 +209,7 @@ HEAD = (
     "refused",
     "goodput/s",
     "of peak",
+    "ramp late",
     "late",
     "refusal ms",
     "ttft ms",
@@ -233,6 +235,7 @@ def table(idle: Sequence[float], outcomes: Sequence[Outcome]) -> Iterator[tuple[
             f"{len(refusals)}",
             f"{level.goodput:.2f}",
             f"{level.goodput / peak:.0%}",
+            f"{level.late_share(in_ramp=True):.1%}",
             f"{level.late_share():.1%}",
             f"{refusal_s * 1e3:.1f}" if refusals else "-",
             f"{first_s * 1e3:.0f}",
@@ -260,7 +263,7 @@ def _counts(level: Level) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return "".join(f"{cell:>11}" for cell in cells)
+    return "".join(f"{cell:>10}" for cell in cells)
 
 
 def main(argv: Sequence[str]) -> int:
