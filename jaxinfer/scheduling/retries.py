@@ -46,14 +46,18 @@ class Retries:
             return False
         if not is_last:
             sequence.num_retries += 1
+        self.remember(sequence)
         return True
 
+    def remember(self, sequence: Sequence) -> None:
+        """Watches how far it gets, if a try of it has failed."""
+        if sequence.num_retries:
+            self._counted.add(sequence)
+
     def enter(self, sequence: Sequence) -> bool:
-        """Keeps a sequence that does not run in mind. Returns: whether it waits for its trial."""
-        if not sequence.num_retries:
-            return False
-        self._counted.add(sequence)
-        if sequence.num_retries < self._max_retries:
+        """Of a sequence that does not run. Returns: whether it waits for its trial now."""
+        self.remember(sequence)
+        if not sequence.num_retries or sequence.num_retries < self._max_retries:
             return False
         self.waiting.push(sequence.rank, sequence)
         return True
@@ -77,8 +81,12 @@ class Retries:
                 self.remove(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forgets a sequence that counts anew, stands up or has ended."""
+        """Forgets a sequence that counts anew or has ended."""
         self._counted.discard(sequence)
+        self.withdraw(sequence)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """It stands up, or waits no more for its trial; what was counted stays."""
         self.waiting.remove(sequence)
         if self.trial is sequence:
             self.trial = None

@@ -132,6 +132,7 @@ class Scheduler:
         self._by_request.setdefault(request.request_id, []).append(sequence)
         if sequence.status is Status.PAUSED:
             self._num_paused += 1
+            self._retries.remember(sequence)
         else:
             self._queue(sequence, sequence.status)
         if request.deadline_s is not None:
@@ -186,7 +187,7 @@ class Scheduler:
                 self._seating.stop(sequence, is_failed=True)
             sequence.is_awaited = False
             self._waiting.remove(sequence)
-            self._retries.remove(sequence)
+            self._retries.withdraw(sequence)
             if sequence.status is not Status.PAUSED:
                 self._queue(sequence, Status.PREEMPTED)
         return hopeless
@@ -261,7 +262,7 @@ class Scheduler:
             if sequence.status is Status.RUNNING:
                 self._seating.stop(sequence)
             self._waiting.remove(sequence)
-            self._retries.remove(sequence)
+            self._retries.withdraw(sequence)
             sequence.status = Status.PAUSED
             self._num_paused += 1
 

@@ -353,13 +353,16 @@ class World:
         living = [s for s in scheduled.sequences if _is_live(s) and s not in lost]
         known = [s.token_ids.tolist() for s in living]
         own = [page for s in living for page in s.page_table if pool._num_refs[page] == 1]
+        paused = [s for s in living if s.status is Status.PAUSED]
         hopeless = self.scheduler.retry(living)
         for flight in self.flights:
             flight.lost.update(living)
         self._check_hopeless(hopeless, trial)
         law(known == [s.token_ids.tolist() for s in living], "a retry keeps what was read")
-        waits = all(s.status is Status.PREEMPTED for s in living if s not in hopeless)
+        again = [s for s in living if s not in hopeless]
+        waits = all(s.status is Status.PREEMPTED for s in again if s not in paused)
         law(waits, "a retry begins again")
+        law(all(s.status is Status.PAUSED for s in again if s in paused), "a pause lasts")
         self._fail(hopeless)
         left = any(page in pool.index and pool.index.is_leaf(page) for page in own)
         law(not left, "pages of a failed one leave the index")
