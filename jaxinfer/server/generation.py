@@ -164,6 +164,7 @@ class GenerationEndpoint(ABC):
                 if plan.fields.is_echo_only:
                     answer = self._send_stream if plan.fields.stream else self._send_whole
                     await answer(EchoOnly(writer), departure, send)
+                    permit.release("left")
                     return
             constraint = await _constraint(served, plan)
             departure.check()
@@ -174,6 +175,8 @@ class GenerationEndpoint(ABC):
             try:
                 departure.call(stream.close)
                 await self._deliver(stream, calls, plan, departure, send)
+                if calls.is_aborted:
+                    permit.release("left")
                 permit.fail(calls.failure)
             finally:
                 stream.close()
@@ -353,6 +356,11 @@ class Reading:
     def failure(self) -> JaxInferError | None:
         """What has ended a choice badly."""
         return self._failure
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether a choice was ended before it was done, as its caller asked."""
+        return FinishReason.ABORT in self._ends
 
     async def next(self, timeout_s: float | None) -> list[tuple[int, RequestOutput]] | None:
         """[] after `timeout_s` of silence, None at the end.
