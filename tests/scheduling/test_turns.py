@@ -131,6 +131,18 @@ def test_one_that_was_preempted_goes_before_the_short_ones_behind_it():
     assert [each.num_output_tokens for each in (first, second, short)] == [16, 16, 2]
 
 
+def test_those_that_begin_again_after_a_failed_step_keep_their_turns():
+    world = World(max_num_batched_tokens=8)
+    first, second = (world.submit(prompt(start, 6)) for start in range(2))
+    scheduled = world.scheduler.schedule(0.0)
+    assert scheduled is not None
+    world.scheduler.discard(scheduled)
+    assert world.scheduler.retry([first, second]) == []
+    short = world.submit([3])
+    assert chunks(world.step()) == {first: 6, second: 2}
+    assert chunks(world.step()) == {first: 1, short: 1, second: 4}
+
+
 def test_the_next_of_many_waiting_is_found_without_a_look_at_the_others():
     world = World(max_num_batched_tokens=32, num_pages=128)
     world.submit(prompt(0, 190), max_tokens=2)

@@ -246,6 +246,8 @@ class World:
             for page in pages[(end - length) // pool.page_size : -(-end // pool.page_size)]:
                 law(page not in pool.index, "no indexed page is written")
                 law(pool._num_refs[page] == 1, "no page of two is written")
+            is_known = end - length < len(sequence.token_ids)
+            law(is_known or not sequence.constraint, "a grammar has read what comes before")
             is_sampled = end >= len(sequence.token_ids)
             law((sequence in scheduled.sampled) == is_sampled, "who is at its end is sampled")
             at += length
@@ -289,9 +291,12 @@ class World:
         filled = self._filling() | scheduled.filling
         pool, version = self.scheduler.pool, scheduled.batch.version
         cut = [s for s in scheduled.sequences if s.num_scheduled_tokens < len(s.token_ids)]
-        if len(self.running) == self.num_seats or not all(
-            s.version == version and s.status is Status.WAITING and not s.num_pages_wanted
-            for s in waiting
+        # Nobody starts past one that was preempted, also in the step in which that one resumes.
+        has_resumed = Status.PREEMPTED in map(before.statuses.get, before.waiting)
+        if (
+            has_resumed
+            or len(self.running) == self.num_seats
+            or not all(s.version == version and not s.num_pages_wanted for s in waiting)
         ):
             return cut
         return cut + [s for s in waiting if pool.next_digest(s, len(pool.match(s))) not in filled]
@@ -328,6 +333,7 @@ class World:
             for s in running
             if s.num_tokens < s.max_total_tokens
             and s.num_scheduled_tokens < len(s.page_table) * pool.page_size
+            and (s.constraint is None or s.num_scheduled_tokens < len(s.token_ids))
         }
         waiting = [s for s in self.live if s.status not in (Status.RUNNING, Status.PAUSED)]
         if waiting and len(running) < self.num_seats:
