@@ -70,15 +70,23 @@ class Retries:
         self.waiting.remove(self.trial)
         return self.trial
 
-    def note_read(self, sequences: Iterable[Sequence]) -> None:
-        """A step of these was read: who got further than ever starts to count anew."""
+    def note_read(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """A step of these was read: who got further than ever starts to count anew.
+
+        Returns: those of them that waited for their trial, and now for their turn like others. They
+            were paused and resumed while a token of them was on its way.
+        """
+        freed: list[Sequence] = []
         if not self._counted:
-            return
+            return freed
         for sequence in self._counted.intersection(sequences):
             reached = sequence.num_reached_tokens
             if reached > sequence.num_proven_tokens:
                 sequence.num_proven_tokens, sequence.num_retries = reached, 0
+                if sequence in self.waiting:
+                    freed.append(sequence)
                 self.remove(sequence)
+        return freed
 
     def remove(self, sequence: Sequence) -> None:
         """Forgets a sequence that counts anew or has ended."""

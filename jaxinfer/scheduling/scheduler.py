@@ -165,7 +165,8 @@ class Scheduler:
             token, and no page of this step of theirs is indexed.
         """
         broken = self._under_way.read(scheduled, result, now)
-        self._retries.note_read(scheduled.sequences)
+        for sequence in self._retries.note_read(scheduled.sequences):
+            self._queue(sequence, sequence.status)
         return broken
 
     def discard(self, scheduled: Scheduled) -> None:

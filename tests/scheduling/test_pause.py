@@ -134,3 +134,19 @@ def test_a_paused_one_keeps_its_count_over_failures_and_lost_pools():
     check(world)
     to_the_end(world)
     assert running.num_output_tokens == 6
+
+
+def test_one_that_is_resumed_before_its_trial_was_read_waits_like_others_when_it_was():
+    world = World(replace(SETUP, max_retries=1))
+    world.submit(request("a", (1, 2, 3), 6))
+    world.schedule()
+    world.fail_read()
+    world.schedule()
+    assert world.scheduler.trial is world.sequences["a"][0]
+    world.scheduler.pause("a")
+    world.scheduler.resume("a")
+    check(world)
+    world.read()
+    check(world)
+    to_the_end(world)
+    assert world.sequences["a"][0].num_output_tokens == 6
