@@ -416,6 +416,7 @@ class Scheduler:
             if worse is None:
                 break
             draft.gave_way.append(worse)
+            draft.budget += worse.version == draft.version and worse.num_behind == 1
             self._seating.preempt(worse)
         return self._take_pages(sequence, start + length) - start
 
