@@ -291,13 +291,10 @@ class World:
         filled = self._filling() | scheduled.filling
         pool, version = self.scheduler.pool, scheduled.batch.version
         cut = [s for s in scheduled.sequences if s.num_scheduled_tokens < len(s.token_ids)]
-        # Nobody starts past one that was preempted, also in the step in which that one resumes.
-        has_resumed = Status.PREEMPTED in map(before.statuses.get, before.waiting)
-        if (
-            has_resumed
-            or len(self.running) == self.num_seats
-            or not all(s.version == version and not s.num_pages_wanted for s in waiting)
-        ):
+        # Nobody starts past one that is or was preempted, also in the step in which it resumes.
+        statuses = [*map(before.statuses.get, before.waiting), *(s.status for s in self.live)]
+        is_open = Status.PREEMPTED not in statuses and len(self.running) < self.num_seats
+        if not is_open or not all(s.version == version and not s.num_pages_wanted for s in waiting):
             return cut
         return cut + [s for s in waiting if pool.next_digest(s, len(pool.match(s))) not in filled]
 
