@@ -285,7 +285,7 @@ class AsyncEngine:
         self._take_inbox()
         if is_idle:
             self._gather()
-        if self._engine.has_work() or self._pool.num_paused:  # deadlines of the paused run on
+        if self._engine.has_work() or self._engine.has_requests:  # deadlines of the paused run on
             self._step()
 
     def _gather(self) -> None:

@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from jaxinfer.choice import Choice
 from jaxinfer.detokenizer import Detokenizer
@@ -55,6 +55,7 @@ __all__ = ["Engine", "EngineStep", "RequestOutput", "Runner", "TokenLogprob"]
 MAX_UNDER_WAY = 2  # steps: one runs, one is behind it
 LONG_STEP_S = 0.05  # nothing is dispatched behind a step while they take longer
 MAX_REBUILDS = 5  # in a row, without a step that was read, beside the retries of a sequence
+Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 
@@ -159,8 +160,12 @@ class Engine:
                 eos_token_ids=self._eos_token_ids,
                 detokenizer=self._detokenizer(request),
             )
-        for sequence in choices:  # nothing is queued before all of it could be made
-            self._scheduler.submit(sequence)
+        try:
+            for sequence in choices:  # nothing is queued before all of it could be made
+                self._scheduler.submit(sequence)
+        except Exception:
+            self._scheduler.abort(request.request_id)
+            raise
         self._choices |= choices
         self._num_live[request.request_id] = sampling.n
 
@@ -170,11 +175,7 @@ class Engine:
         Returns: their last outputs, which no step repeats; none for an id that is not known.
         """
         now = self._clock()
-        try:
-            aborted = self._scheduler.abort(request_id)
-        except Exception as error:
-            self.recover(error)
-            aborted = self._scheduler.abort(request_id)
+        aborted = self._surely(lambda: self._scheduler.abort(request_id))
         return tuple(self._end(sequence, FinishReason.ABORT, now) for sequence in aborted)
 
     def pause(self, request_id: str) -> None:
@@ -182,11 +183,19 @@ class Engine:
 
         Its pages are free when this returns; its deadline runs on.
         """
-        self._scheduler.pause(request_id)
+        self._surely(lambda: self._scheduler.pause(request_id))
 
     def resume(self, request_id: str) -> None:
         """Lets a paused request go on, with the tokens that it would have had."""
-        self._scheduler.resume(request_id)
+        self._surely(lambda: self._scheduler.resume(request_id))
+
+    def _surely(self, change: Callable[[], Result]) -> Result:
+        """Once more with a new scheduler if it meets a fault of ours."""
+        try:
+            return change()
+        except Exception as error:
+            self.recover(error)
+            return change()
 
     def abort_all(self, error: JaxInferError) -> tuple[RequestOutput, ...]:
         """Ends everything with `error`; returns the last outputs."""
@@ -200,7 +209,13 @@ class Engine:
         return self._scheduler.pool.evict_all()
 
     def has_work(self) -> bool:
-        return self._scheduler.has_work()
+        """Whether `step` has something to do or to tell; not for those that are paused."""
+        return bool(self._late) or self._scheduler.has_work()
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any lives, though all may be paused."""
+        return bool(self._choices)
 
     @property
     def pool(self) -> PagePool:

@@ -1,4 +1,5 @@
-"""The engine under any order of submissions, steps, aborts and failures, in too small a pool.
+"""The engine under any order of submissions, steps, pauses, aborts and failures, in too small a
+pool.
 
 Whatever survives says what it says alone, with the cache off; when all is done no page is in use.
 """
@@ -8,17 +9,28 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxinfer.config import SamplingParams
+from jaxinfer.constraint import Mask
 from jaxinfer.engine import MAX_REBUILDS
 from jaxinfer.errors import EngineFailure, Overloaded, PoolLost
 from jaxinfer.scheduling.batch import Batch
 from jaxinfer.scheduling.page_pool import page_digest
 from jaxinfer.scheduling.request import FinishReason, Request
-from tests.fakes import Answers, FakeClock, FakeRunner, FakeTokenizer, make_engine, run_all
+from tests.fakes import (
+    EOS,
+    VOCAB_SIZE,
+    Answers,
+    FakeClock,
+    FakeRunner,
+    FakeTokenizer,
+    make_engine,
+    run_all,
+)
 
 SIZE = 4
 DIGESTS = {"real": page_digest, "constant": lambda parent, tokens: b"same"}
@@ -47,8 +59,36 @@ PROMPT = st.builds(
 )
 
 
+class Third:
+    """A grammar of `length` tokens. Which third of them may come next depends on all before."""
+
+    def __init__(self, length: int, seen: int = 0):
+        self._left, self._seen = length, seen
+        self.prepare()
+
+    @property
+    def is_complete(self) -> bool:
+        return self._left == 0
+
+    def copy(self) -> Third:
+        return Third(self._left, self._seen)
+
+    def take(self, token_id: int) -> None:
+        assert self._admits[token_id], f"token {token_id} is not admitted"
+        self._left, self._seen = self._left - 1, (31 * self._seen + token_id + 1) % 1009
+
+    def prepare(self) -> None:
+        self._admits = (np.arange(VOCAB_SIZE) + self._seen) % 3 == 0
+
+    def mask(self, *, may_end: bool) -> Mask:
+        bits = np.zeros(-(-VOCAB_SIZE // 32) * 32, np.bool_)
+        bits[:VOCAB_SIZE] = self._admits
+        bits[EOS] &= may_end
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+
 @functools.cache
-def solo(prompt: tuple[int, ...], sampling: SamplingParams) -> Answers:
+def solo(prompt: tuple[int, ...], sampling: SamplingParams, length: int = 0) -> Answers:
     """The answers of a request alone, in a pool with room, nothing cached."""
     engine = make_engine(
         FakeRunner(num_pages=128, page_size=SIZE),
@@ -56,7 +96,11 @@ def solo(prompt: tuple[int, ...], sampling: SamplingParams) -> Answers:
         max_num_batched_tokens=128,
         enable_prefix_caching=False,
     )
-    return run_all(engine, [Request("solo", prompt, sampling)])
+    return run_all(engine, [Request("solo", prompt, sampling, constraint=grammar(length))])
+
+
+def grammar(length: int) -> Third | None:
+    return Third(length) if length else None
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -82,6 +126,7 @@ class EngineMachine(RuleBasedStateMachine):
             **config,
         )
         self.requests: dict[str, Request] = {}
+        self.lengths: dict[str, int] = {}  # of their grammars; 0: none
         self.answers = Answers()
         self.aborted: set[str] = set()
 
@@ -91,6 +136,7 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         patience_s=st.sampled_from([None, None, None, 25.0]),
         queue_s=st.sampled_from([None, None, None, 4.0]),
+        length=st.sampled_from([0, 0, 5, 20]),
     )
     def submit(
         self,
@@ -99,6 +145,7 @@ class EngineMachine(RuleBasedStateMachine):
         priority: int,
         patience_s: float | None,
         queue_s: float | None,
+        length: int,
     ) -> None:
         name = str(len(self.requests))
         request = Request(
@@ -109,9 +156,10 @@ class EngineMachine(RuleBasedStateMachine):
             priority=priority,
             deadline_s=None if patience_s is None else self.clock.now + patience_s,
             queue_deadline_s=None if queue_s is None else self.clock.now + queue_s,
+            constraint=grammar(length),
         )
         self.engine.submit(request)
-        self.requests[name] = request
+        self.requests[name], self.lengths[name] = request, length
 
     @rule(num_steps=st.integers(1, 6))
     def step(self, num_steps: int) -> None:
@@ -132,6 +180,12 @@ class EngineMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.requests)))
         self.aborted.add(name)
         self.answers.add(self.engine.abort(name))
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), is_resumed=st.booleans())
+    def pause_or_resume(self, data: st.DataObject, is_resumed: bool) -> None:
+        change = self.engine.resume if is_resumed else self.engine.pause
+        change(data.draw(st.sampled_from(sorted(self.requests))))
 
     @rule()
     def fail_the_next_step(self) -> None:
@@ -177,6 +231,8 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.runner.fail_at = self.runner.fail_collect_at = frozenset()
         self.is_losing = False
+        for name in self.requests:
+            self.engine.resume(name)
         for _ in range(4000):
             if not self.engine.has_work():
                 break
@@ -192,7 +248,8 @@ class EngineMachine(RuleBasedStateMachine):
     def check(self, request: Request, index: int, was_aborted: bool) -> None:
         """A whole answer is that of the solo run, a broken off one its beginning."""
         answer = self.answers[request.request_id, index]
-        alone = solo(request.token_ids, request.sampling)["solo", index]
+        length = self.lengths[request.request_id]
+        alone = solo(request.token_ids, request.sampling, length)["solo", index]
         if answer.finish_reason in GOOD_ENDS:
             assert answer.token_ids == alone.token_ids
             assert answer.logprobs == alone.logprobs
@@ -207,6 +264,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert not (is_queued and answer.token_ids)
         if answer.finish_reason is FinishReason.ERROR:
             assert isinstance(answer.error, EngineFailure)
+            assert answer.error.message.startswith("a step failed")
 
 
 EngineMachine.TestCase.settings = settings(

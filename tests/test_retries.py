@@ -246,6 +246,40 @@ def test_an_abort_that_fails_ends_its_request_all_the_same():
     assert answers["kept", 0].token_ids == greedy_continuation((3, 4), 8)
 
 
+@pytest.mark.parametrize("method", ["pause", "resume"])
+def test_a_pause_or_a_resume_that_fails_is_made_all_the_same(method: str):
+    engine = stumbling_engine(method, {1})
+    engine.submit(request("slow", (1, 2)))
+    answers = Answers()
+    answers.add(engine.step().outputs)
+    engine.pause("slow")
+    answers.add(engine.step().outputs)
+    assert (engine.has_work(), engine.pool_stats().num_paused) == (False, 1)
+    engine.resume("slow")
+    while engine.has_work():
+        answers.add(engine.step().outputs)
+    assert answers["slow", 0].token_ids == greedy_continuation((1, 2), 8)
+
+
+def test_a_request_that_can_be_queued_only_in_part_leaves_nothing():
+    engine = stumbling_engine("submit", {2})
+    with pytest.raises(ZeroDivisionError):
+        engine.submit(request("part", (1, 2), n=2))
+    assert not engine.has_work()
+    answers = run_all(engine, [request("part", (1, 2))])
+    assert answers["part", 0].token_ids == greedy_continuation((1, 2), 8)
+
+
+def test_who_ends_by_a_fault_between_two_steps_is_told_by_the_next():
+    engine = engine_of(FakeRunner(), max_retries=0)
+    engine.submit(request("r", (1, 2)))
+    engine.recover(ZeroDivisionError("by hand"))
+    assert engine.has_work()
+    (output,) = engine.step().outputs
+    assert isinstance(output.error, EngineFailure)
+    assert (engine.has_work(), engine.has_requests) == (False, False)
+
+
 def test_a_device_that_never_comes_back_ends_the_engine():
     runner = FailingRunner(lambda at, n, _: PoolLost("on fire"))
     engine = engine_of(runner)

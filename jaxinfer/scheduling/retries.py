@@ -46,14 +46,18 @@ class Retries:
             return False
         if not is_last:
             sequence.num_retries += 1
+        self.remember(sequence)
         return True
 
+    def remember(self, sequence: Sequence) -> None:
+        """Watches how far it gets, if a try of it has failed."""
+        if sequence.num_retries:
+            self._counted.add(sequence)
+
     def enter(self, sequence: Sequence) -> bool:
-        """Keeps a sequence that does not run in mind. Returns: whether it waits for its trial."""
-        if not sequence.num_retries:
-            return False
-        self._counted.add(sequence)
-        if sequence.num_retries < self._max_retries:
+        """Of a sequence that does not run. Returns: whether it waits for its trial now."""
+        self.remember(sequence)
+        if not sequence.num_retries or sequence.num_retries < self._max_retries:
             return False
         self.waiting.push(sequence.rank, sequence)
         return True
@@ -66,19 +70,31 @@ class Retries:
         self.waiting.remove(self.trial)
         return self.trial
 
-    def note_read(self, sequences: Iterable[Sequence]) -> None:
-        """A step of these was read: who got further than ever starts to count anew."""
+    def note_read(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """A step of these was read: who got further than ever starts to count anew.
+
+        Returns: those of them that waited for their trial, and now for their turn like others. They
+            were paused and resumed while a token of them was on its way.
+        """
+        freed: list[Sequence] = []
         if not self._counted:
-            return
+            return freed
         for sequence in self._counted.intersection(sequences):
             reached = sequence.num_reached_tokens
             if reached > sequence.num_proven_tokens:
                 sequence.num_proven_tokens, sequence.num_retries = reached, 0
+                if sequence in self.waiting:
+                    freed.append(sequence)
                 self.remove(sequence)
+        return freed
 
     def remove(self, sequence: Sequence) -> None:
-        """Forgets a sequence that counts anew, stands up or has ended."""
+        """Forgets a sequence that counts anew or has ended."""
         self._counted.discard(sequence)
+        self.withdraw(sequence)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """It stands up, or waits no more for its trial; what was counted stays."""
         self.waiting.remove(sequence)
         if self.trial is sequence:
             self.trial = None

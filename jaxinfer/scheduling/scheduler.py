@@ -132,6 +132,7 @@ class Scheduler:
         self._by_request.setdefault(request.request_id, []).append(sequence)
         if sequence.status is Status.PAUSED:
             self._num_paused += 1
+            self._retries.remember(sequence)
         else:
             self._queue(sequence, sequence.status)
         if request.deadline_s is not None:
@@ -164,7 +165,8 @@ class Scheduler:
             token, and no page of this step of theirs is indexed.
         """
         broken = self._under_way.read(scheduled, result, now)
-        self._retries.note_read(scheduled.sequences)
+        for sequence in self._retries.note_read(scheduled.sequences):
+            self._queue(sequence, sequence.status)
         return broken
 
     def discard(self, scheduled: Scheduled) -> None:
@@ -186,7 +188,7 @@ class Scheduler:
                 self._seating.stop(sequence, is_failed=True)
             sequence.is_awaited = False
             self._waiting.remove(sequence)
-            self._retries.remove(sequence)
+            self._retries.withdraw(sequence)
             if sequence.status is not Status.PAUSED:
                 self._queue(sequence, Status.PREEMPTED)
         return hopeless
@@ -261,7 +263,7 @@ class Scheduler:
             if sequence.status is Status.RUNNING:
                 self._seating.stop(sequence)
             self._waiting.remove(sequence)
-            self._retries.remove(sequence)
+            self._retries.withdraw(sequence)
             sequence.status = Status.PAUSED
             self._num_paused += 1
 
@@ -414,6 +416,7 @@ class Scheduler:
             if worse is None:
                 break
             draft.gave_way.append(worse)
+            draft.budget += worse.version == draft.version and worse.num_behind == 1
             self._seating.preempt(worse)
         return self._take_pages(sequence, start + length) - start
 

@@ -56,12 +56,13 @@ class Seating:
         best, first = self._waiting.best, self._waiting.next
         if draft.is_closed or len(draft.held) >= MAX_HELD or best is None or first is None:
             return None
-        if turn is not None and first.turn > turn:
-            return None
         if best.status is Status.PREEMPTED:
-            return best
-        is_barred = best.version != draft.version or not self._may_find_pages(best)
-        return None if is_barred and first is not best else first
+            first = best
+        elif first is not best and not (
+            best.version == draft.version and self._may_find_pages(best)
+        ):
+            return None
+        return None if turn is not None and first.turn > turn else first
 
     def start(self, sequence: Sequence, draft: StepDraft, budget: int, now: float) -> bool:
         """Starts or resumes a sequence to compute up to `budget` tokens in this step.

@@ -59,7 +59,7 @@ class CircuitBreaker:
         self._state = BreakerState.CLOSED
         self._num_failed = 0  # in a row
         self._opened_s = 0.0
-        self._has_probe = False
+        self._probe: object | None = None  # the new one of this half-open time
 
     @property
     def state(self) -> BreakerState:
@@ -97,14 +97,16 @@ class CircuitBreaker:
         if state is BreakerState.OPEN:
             raise self._refusal(self._opened_s + self._open_s - self._clock())
         is_probe = state is BreakerState.HALF_OPEN
-        if is_probe and self._has_probe:
+        if is_probe and self._probe is not None:
             raise self._refusal(PROBE_RETRY_S)
-        self._has_probe = self._has_probe or is_probe
+        me = object()
+        if is_probe:
+            self._probe = me
         try:
             yield
         finally:
-            if is_probe:
-                self._has_probe = False
+            if self._probe is me:
+                self._probe = None
 
     def refusal(self) -> Unavailable | None:
         """Why nobody is let in; None: somebody is."""
@@ -134,6 +136,7 @@ class CircuitBreaker:
             return
         log.warning("circuit breaker: %s -> %s (%s)", _name(self._state), _name(state), reason)
         self._state = state
+        self._probe = None  # the last one may go on for long, and proves nothing any more
         self._on_change(state)
 
 

@@ -137,6 +137,7 @@ class GenerationEndpoint(ABC):
                 if plan.fields.is_echo_only:
                     answer = self._send_stream if plan.fields.stream else self._send_whole
                     await answer(EchoOnly(writer), departure, send)
+                    permit.release("left")
                     return
             constraint = await constraint_of(served, plan)
             departure.check()
@@ -147,6 +148,8 @@ class GenerationEndpoint(ABC):
             try:
                 departure.call(stream.close)
                 await self._deliver(stream, calls, plan, departure, send)
+                if calls.is_aborted:
+                    permit.release("left")
                 permit.fail(calls.failure)
             finally:
                 stream.close()

@@ -46,6 +46,11 @@ class Reading:
         """What has ended a choice badly."""
         return self._failure
 
+    @property
+    def is_aborted(self) -> bool:
+        """Whether a choice was ended before it was done, as its caller asked."""
+        return FinishReason.ABORT in self._ends
+
     async def next(self, timeout_s: float | None) -> list[tuple[int, RequestOutput]] | None:
         """[] after `timeout_s` of silence, None at the end.
 

@@ -103,3 +103,50 @@ def test_pausing_or_resuming_twice_or_what_is_not_there_does_nothing():
     world.scheduler.resume("b")
     to_the_end(world)
     assert running.status is Status.FINISHED
+
+
+def test_a_token_that_comes_while_one_is_paused_is_progress_after_a_failure():
+    world, running, _ = a_world()
+    world.schedule()
+    world.fail_read()
+    assert running.num_retries == 1
+    while running.status is not Status.RUNNING:
+        world.schedule()
+        if running.status is not Status.RUNNING:
+            world.read()
+    world.scheduler.pause("a")
+    check(world)
+    world.read()
+    check(world)
+    assert running.num_retries == 0
+
+
+def test_a_paused_one_keeps_its_count_over_failures_and_lost_pools():
+    world, running, _ = a_world()
+    world.schedule()
+    world.scheduler.pause("a")
+    world.fail_read()
+    check(world)
+    world.lose_pool()
+    check(world)
+    assert (running.num_retries, running.status) == (1, Status.PAUSED)
+    world.scheduler.resume("a")
+    check(world)
+    to_the_end(world)
+    assert running.num_output_tokens == 6
+
+
+def test_one_that_is_resumed_before_its_trial_was_read_waits_like_others_when_it_was():
+    world = World(replace(SETUP, max_retries=1))
+    world.submit(request("a", (1, 2, 3), 6))
+    world.schedule()
+    world.fail_read()
+    world.schedule()
+    assert world.scheduler.trial is world.sequences["a"][0]
+    world.scheduler.pause("a")
+    world.scheduler.resume("a")
+    check(world)
+    world.read()
+    check(world)
+    to_the_end(world)
+    assert world.sequences["a"][0].num_output_tokens == 6

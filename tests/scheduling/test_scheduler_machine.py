@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from hypothesis.stateful import (
 )
 
 from jaxinfer.config import SamplingParams
+from jaxinfer.constraint import Mask
 from jaxinfer.scheduling.page_pool import page_digest
 from jaxinfer.scheduling.request import Request
 from tests.scheduling.laws import check
@@ -29,6 +31,22 @@ PROMPT = st.builds(
     st.sampled_from([0, 2, 3, 4, 8, 15, 30]),
     st.integers(0, 2),
 )
+
+
+class Anything:
+    """A grammar that admits every token, but has to have read each before the next."""
+
+    is_complete = False
+
+    def copy(self) -> Anything:
+        return self
+
+    def take(self, token_id: int) -> None: ...
+
+    def prepare(self) -> None: ...
+
+    def mask(self, *, may_end: bool) -> Mask:
+        return np.full(1, -1, np.int32)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -55,6 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "", "s"]),
         patience_s=st.sampled_from([None, None, None, 25.0]),
         queue_s=st.sampled_from([None, None, 5.0]),
+        constraint=st.sampled_from([None, None, Anything()]),
     )
     def submit(
         self,
@@ -65,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str,
         patience_s: float | None,
         queue_s: float | None,
+        constraint: Anything | None,
     ) -> None:
         world = self.world
         request = Request(
@@ -76,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             deadline_s=None if patience_s is None else world.now + patience_s,
             queue_deadline_s=None if queue_s is None else world.now + queue_s,
             cache_salt=salt,
+            constraint=constraint,
         )
         world.submit(request)
 

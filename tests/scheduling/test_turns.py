@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from jaxinfer.scheduling.scheduled import Scheduled
 from jaxinfer.scheduling.sequence import Sequence, Status
 from tests.scheduling.plain_world import SIZE, World, prompt
+from tests.scheduling.plans import request
+from tests.scheduling.world import Setup
+from tests.scheduling.world import World as StrictWorld
 
 
 def chunks(scheduled: Scheduled) -> dict[Sequence, int]:
@@ -129,6 +133,33 @@ def test_one_that_was_preempted_goes_before_the_short_ones_behind_it():
         world.step()
     world.drain()
     assert [each.num_output_tokens for each in (first, second, short)] == [16, 16, 2]
+
+
+def test_those_that_begin_again_after_a_failed_step_keep_their_turns():
+    world = World(max_num_batched_tokens=8)
+    first, second = (world.submit(prompt(start, 6)) for start in range(2))
+    scheduled = world.scheduler.schedule(0.0)
+    assert scheduled is not None
+    world.scheduler.discard(scheduled)
+    assert world.scheduler.retry([first, second]) == []
+    short = world.submit([3])
+    assert chunks(world.step()) == {first: 6, second: 2}
+    assert chunks(world.step()) == {first: 1, short: 1, second: 4}
+
+
+def test_the_token_of_one_that_gave_way_is_left_for_who_starts_in_its_seat():
+    """Both seats and both tokens of a step are taken, and then the sixth and last page is."""
+    world = StrictWorld(Setup(6, 1, max_num_seqs=2, max_num_batched_tokens=2, max_model_len=7))
+    world.submit(replace(request("a", (1,), 6), arrival_s=0.0))
+    world.submit(replace(request("b", (2,), 6), arrival_s=2.0))
+    for _ in range(3):
+        world.schedule()
+        world.read()
+    world.submit(replace(request("c", (3, 4), 2), arrival_s=1.0))
+    world.schedule()
+    gave_way, new = world.sequences["b"][0], world.sequences["c"][0]
+    assert gave_way.status is Status.PREEMPTED
+    assert (new.status, new.num_scheduled_tokens) == (Status.RUNNING, 1)
 
 
 def test_the_next_of_many_waiting_is_found_without_a_look_at_the_others():

@@ -246,6 +246,8 @@ class World:
             for page in pages[(end - length) // pool.page_size : -(-end // pool.page_size)]:
                 law(page not in pool.index, "no indexed page is written")
                 law(pool._num_refs[page] == 1, "no page of two is written")
+            is_known = end - length < len(sequence.token_ids)
+            law(is_known or not sequence.constraint, "a grammar has read what comes before")
             is_sampled = end >= len(sequence.token_ids)
             law((sequence in scheduled.sampled) == is_sampled, "who is at its end is sampled")
             at += length
@@ -289,10 +291,10 @@ class World:
         filled = self._filling() | scheduled.filling
         pool, version = self.scheduler.pool, scheduled.batch.version
         cut = [s for s in scheduled.sequences if s.num_scheduled_tokens < len(s.token_ids)]
-        if len(self.running) == self.num_seats or not all(
-            s.version == version and s.status is Status.WAITING and not s.num_pages_wanted
-            for s in waiting
-        ):
+        # Nobody starts past one that is or was preempted, also in the step in which it resumes.
+        statuses = [*map(before.statuses.get, before.waiting), *(s.status for s in self.live)]
+        is_open = Status.PREEMPTED not in statuses and len(self.running) < self.num_seats
+        if not is_open or not all(s.version == version and not s.num_pages_wanted for s in waiting):
             return cut
         return cut + [s for s in waiting if pool.next_digest(s, len(pool.match(s))) not in filled]
 
@@ -328,6 +330,7 @@ class World:
             for s in running
             if s.num_tokens < s.max_total_tokens
             and s.num_scheduled_tokens < len(s.page_table) * pool.page_size
+            and (s.constraint is None or s.num_scheduled_tokens < len(s.token_ids))
         }
         waiting = [s for s in self.live if s.status not in (Status.RUNNING, Status.PAUSED)]
         if waiting and len(running) < self.num_seats:
@@ -353,13 +356,16 @@ class World:
         living = [s for s in scheduled.sequences if _is_live(s) and s not in lost]
         known = [s.token_ids.tolist() for s in living]
         own = [page for s in living for page in s.page_table if pool._num_refs[page] == 1]
+        paused = [s for s in living if s.status is Status.PAUSED]
         hopeless = self.scheduler.retry(living)
         for flight in self.flights:
             flight.lost.update(living)
         self._check_hopeless(hopeless, trial)
         law(known == [s.token_ids.tolist() for s in living], "a retry keeps what was read")
-        waits = all(s.status is Status.PREEMPTED for s in living if s not in hopeless)
+        again = [s for s in living if s not in hopeless]
+        waits = all(s.status is Status.PREEMPTED for s in again if s not in paused)
         law(waits, "a retry begins again")
+        law(all(s.status is Status.PAUSED for s in again if s in paused), "a pause lasts")
         self._fail(hopeless)
         left = any(page in pool.index and pool.index.is_leaf(page) for page in own)
         law(not left, "pages of a failed one leave the index")

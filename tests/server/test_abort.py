@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from jaxinfer.server.edge import Edge
+from jaxinfer.server.forecast import Leaving, Ticket
 from tests.server.house import House, open_house
 from tests.server.test_disconnect import SlowTokenizer
 
@@ -86,6 +87,29 @@ def test_an_aborted_call_that_is_not_streamed_answers_with_what_there_is(fields:
         house.wait_until_idle(1.0)
         assert house.runner.num_steps - num_steps <= 4
         assert len(house.state.calls) == 0
+
+
+def test_neither_an_aborted_call_nor_an_echo_tells_how_long_requests_take(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    left: list[str] = []
+    with open_house() as house, ThreadPoolExecutor(1) as pool:
+        forecast = house.state.admission.forecast
+        leave = forecast.leave
+
+        def noted(ticket: Ticket, how: Leaving) -> None:
+            left.append(how)
+            leave(ticket, how)
+
+        monkeypatch.setattr(forecast, "leave", noted)
+        house.runner.step_s = 0.005
+        answer = pool.submit(call, house)
+        house.wait_until(lambda: house.engine.pool_stats.num_running > 0)
+        assert abort(house, "mine") == 1
+        is_answered(answer)
+        house.complete("a", echo=True, max_tokens=0)
+        house.complete("a", max_tokens=1)
+        assert left == ["left", "left", "ended"]
 
 
 def test_a_call_is_aborted_while_its_prompt_is_tokenized():

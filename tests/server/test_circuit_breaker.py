@@ -117,6 +117,26 @@ def test_a_probe_that_is_refused_later_makes_room_for_the_next():
             raise ValueError("bad body")
 
 
+def test_a_probe_of_an_earlier_time_keeps_nobody_out_and_its_end_lets_nobody_in():
+    clock = FakeClock()
+    one = breaker(clock)
+
+    def half_open() -> None:
+        for _ in range(3):
+            one.note_step(False)
+        clock.now += 10.0
+
+    half_open()
+    earlier = one.let_in(0.0)
+    earlier.__enter__()
+    one.note_step(True)
+    half_open()
+    with one.let_in(0.0):
+        earlier.__exit__(None, None, None)
+        with pytest.raises(Unavailable), one.let_in(0.0):
+            pass
+
+
 def test_each_change_is_told_and_logged_once(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "jaxinfer")
     clock, seen = FakeClock(), list[BreakerState]()
