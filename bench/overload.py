@@ -171,6 +171,7 @@ class Outcome:
     level: Level
     before: Mapping[str, float]
     after: Mapping[str, float]
+    client_cores: float  # that this process took from the server
 
     @property
     def step_s(self) -> float:
@@ -200,8 +201,10 @@ async def measure(plan: Plan, server: Server) -> tuple[list[float], list[Outcome
 
 async def _around(server: Server, run: Callable[[], Any]) -> Outcome:
     before = await asyncio.to_thread(server.metrics)
+    start_s, start_cpu_s = time.monotonic(), time.process_time()
     level: Level = await run()
-    return Outcome(level, before, await asyncio.to_thread(server.metrics))
+    cores = (time.process_time() - start_cpu_s) / (time.monotonic() - start_s)
+    return Outcome(level, before, await asyncio.to_thread(server.metrics), cores)
 
 
 HEAD = (
@@ -252,7 +255,7 @@ def table(idle: Sequence[float], outcomes: Sequence[Outcome]) -> Iterator[tuple[
                 and first_s <= bar_s
             ),
         )
-        yield f"    {_counts(level)}", True
+        yield f"    {_counts(level)}; client {outcome.client_cores:.2f} cores", True
 
 
 def _counts(level: Level) -> str:

@@ -27,7 +27,7 @@ def level(rate: float, per_second: int, *more: Sent) -> Level:
 
 def outcome(level: Level) -> Outcome:
     after = {"inter_token_latency_seconds_sum": 3.0, "inter_token_latency_seconds_count": 60.0}
-    return Outcome(level, STEP, after)  # a step takes 50 ms
+    return Outcome(level, STEP, after, 0.3)  # a step takes 50 ms
 
 
 def missed(*levels: Level) -> list[str]:
