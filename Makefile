@@ -11,6 +11,9 @@ VENV := .venv-$(firstword $(FOUND))
 IN_VENV := $(VENV)/bin/python
 TORCH := torch==2.13.0
 
+# Test files are dealt out to processes, of which each compiles its own programs.
+WORKERS := -n auto --maxprocesses 4 --dist worksteal
+
 # To compile for GPUs without having one: JAX's CUDA plugin, of JAX's own version and without the
 # gigabytes of libraries that running needs; ptxas and nvdisasm of CUDA 13.
 AOT_VENV := .venv-aot-$(firstword $(FOUND))
@@ -37,7 +40,7 @@ serve: $(VENV)/.serve
 	$(IN_VENV) serve.py $(ARGS)
 
 test: $(VENV)/.dev
-	$(IN_VENV) -m pytest $(ARGS)
+	$(IN_VENV) -m pytest $(WORKERS) $(ARGS)
 
 test-slow: $(VENV)/.dev
 	$(IN_VENV) -m pytest -m slow $(ARGS)

@@ -269,14 +269,18 @@ class World:
             law(is_first, "the lowest class and its worst give way first")
 
     def _check_line(self, scheduled: Scheduled, before: _Before) -> None:
-        """Who takes longer keeps nobody waiting, but for the share of the best, which goes on."""
+        """Who takes longer keeps nobody waiting, but for the share of the best, which goes on, and
+        for one that resumes before those that wait behind it.
+        """
         pool, lengths = self.scheduler.pool, scheduled.rows.num_new.tolist()
         chunks = dict(zip(scheduled.sequences, lengths, strict=True))
+        resumed = {s for s, status in before.statuses.items() if status is Status.PREEMPTED}
+        longer = {s: n for s, n in chunks.items() if before.is_far(s) and s not in resumed}
         for sequence in self._kept_waiting(scheduled, before):
             needed = self._num_needed(sequence.rank) + pool.pages_for(sequence.max_total_tokens)
             if needed + len(self.running) > pool.num_available:
                 continue
-            larger = [n for s, n in chunks.items() if before.is_far(s) and s.turn > sequence.turn]
+            larger = [n for s, n in longer.items() if s.turn > sequence.turn]
             law(sum(larger) <= max(1, self.budget // 4), "nobody waits for one that takes longer")
         far = [s for s in self.running if s.version == scheduled.batch.version and before.is_far(s)]
         if far:
