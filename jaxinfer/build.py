@@ -82,6 +82,7 @@ class Built:
         make_pool: Callable[[], PagePool],
         *,
         runner: Runner | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> Engine:
         """An engine with other limits over these programs, weights and pages.
 
@@ -91,6 +92,7 @@ class Built:
             scheduler: within the buckets, with max_model_len resolved.
             make_pool: a pool of as many pages as the plan's or fewer, of its page size.
             runner: that stands before this one's, e.g. to watch it.
+            clock: seconds; one that stands still keeps steps pipelined, however long they take.
         Raises: ConfigError if the programs were not made for it.
         """
 
@@ -113,6 +115,7 @@ class Built:
             vocab_size=self.engine.vocab_size,
             eos_token_ids=self.tokenizer.eos_token_ids,
             random_seed=_seed_source(None),
+            clock=clock,
         )
 
 
