@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from jaxinfer.batch_window import BatchWindow
 from jaxinfer.errors import EngineFailure, JaxInferError, Unavailable
 from jaxinfer.observer import Observer
-from jaxinfer.request_stream import RequestStream
+from jaxinfer.request_stream import MAX_UNREAD_TOKENS, RequestStream
 from jaxinfer.scheduling.request import Request
 from jaxinfer.stats import PoolStats
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_UNREAD_TOKENS = 256
 IDLE_TURN_S = 1.0  # an idle thread looks this often, should a wake-up be missed
 FLUSH_WITHIN_S = 30.0
 RETRY_AFTER_S = 5.0  # told to those who come while the engine drains or after it died
@@ -155,8 +154,7 @@ class AsyncEngine:
         """
         self._check_open()
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._inbox.append(_Flush(done))
-        self._wakeup.set()
+        self._send(_Flush(done))
         try:
             return await asyncio.wait_for(done, FLUSH_WITHIN_S)
         except TimeoutError:
@@ -243,7 +241,7 @@ class AsyncEngine:
         """From a paused stream that has been read."""
         self._send(*map(_Resume, request_ids))
 
-    def _send(self, *messages: _Abort | _Pause | _Resume) -> None:
+    def _send(self, *messages: _Abort | _Pause | _Resume | _Flush) -> None:
         self._inbox.extend(messages)
         self._wakeup.set()
 

@@ -31,12 +31,11 @@ from typing import Any, Protocol, TypeVar
 
 from jaxinfer.choice import Choice
 from jaxinfer.detokenizer import Detokenizer
+from jaxinfer.ending_errors import not_started, step_failure, too_late, words_of
 from jaxinfer.errors import (
-    DeadlineExceeded,
     EngineFailure,
     InvalidRequest,
     JaxInferError,
-    Overloaded,
     PoolLost,
 )
 from jaxinfer.outputs import EngineStep, RequestOutput, TokenLogprob
@@ -276,7 +275,7 @@ class Engine:
         except Exception as failure:
             raise EngineFailure(f"the KV pool could not be made anew: {failure}") from failure
         self._num_retried += len(blamed) - len(hopeless)
-        self._late += self._fail(hopeless, _failure(error, hopeless))
+        self._late += self._fail(hopeless, step_failure(error, hopeless))
         self._rebuild_s = (self._rebuild_s or 0.0) + self._clock() - started_s
 
     def _blamed(self, error: Exception) -> list[Sequence]:
@@ -375,7 +374,7 @@ class Engine:
                 continue
             except Exception as error:  # of the tokenizer: a fault of this text, not of the others
                 _log.exception("token %d could not be read", token_id)
-                failure = EngineFailure(f"a token could not be read: {_words(error)}")
+                failure = EngineFailure(f"a token could not be read: {words_of(error)}")
                 failure.__cause__ = error
                 outputs += self._fail([choice.sequence], failure)
                 continue
@@ -396,12 +395,12 @@ class Engine:
             later.lost.update(living)
         self._num_failed += bool(living)  # else it came of one that failed, or nobody waits for it
         self._num_retried += len(living) - len(hopeless)
-        self._late += self._fail(hopeless, _failure(error, hopeless))
+        self._late += self._fail(hopeless, step_failure(error, hopeless))
 
     def _expire(self, now: float) -> None:
         errors: dict[Sequence, JaxInferError] = {}
-        errors |= {s: _too_late(s, now) for s in self._scheduler.expire(now)}
-        errors |= {s: _not_started(s, now) for s in self._scheduler.expire_queued(now)}
+        errors |= {s: too_late(s, now) for s in self._scheduler.expire(now)}
+        errors |= {s: not_started(s, now) for s in self._scheduler.expire_queued(now)}
         for sequence, error in errors.items():
             self._late.append(self._end(sequence, FinishReason.TIMEOUT, now, error))
 
@@ -459,34 +458,4 @@ def _step_stats(batch: Batch, num_sampled: int, duration_s: float) -> StepStats:
         num_padded_tokens=batch.bucket,
         num_sampled=num_sampled,
         duration_s=duration_s,
-    )
-
-
-def _failure(error: Exception, hopeless: list[Sequence]) -> JaxInferError:
-    """Of those that have no try left; all have had as many."""
-    num_tries = 1 + max((sequence.num_retries for sequence in hopeless), default=0)
-    failure = EngineFailure(f"a step failed, {num_tries} of {num_tries} tries: {_words(error)}")
-    failure.__cause__ = error
-    return failure
-
-
-def _words(error: Exception) -> str:
-    is_ours = isinstance(error, JaxInferError)
-    return str(error) if is_ours else f"{type(error).__name__}: {error}"
-
-
-def _too_late(sequence: Sequence, now: float) -> DeadlineExceeded:
-    waited = now - sequence.request.arrival_s
-    return DeadlineExceeded(
-        f"the request ended at its deadline, after {waited:.1f} s and "
-        f"{sequence.num_output_tokens} tokens; give it more time or ask for fewer tokens"
-    )
-
-
-def _not_started(sequence: Sequence, now: float) -> Overloaded:
-    waited = now - sequence.request.arrival_s
-    return Overloaded(
-        f"the request waited {waited:.1f} s for its turn, which is as long as it may; "
-        "try again later, or let it wait longer",
-        retry_after_s=min(max(waited, 1.0), 60.0),
     )

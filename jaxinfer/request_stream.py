@@ -13,6 +13,8 @@ from jaxinfer.observer import Observer
 from jaxinfer.outputs import RequestOutput, TokenLogprob
 from jaxinfer.scheduling.request import Request
 
+MAX_UNREAD_TOKENS = 256
+
 
 class RequestStream:
     """The outputs of one or several requests, read by one task.
@@ -34,7 +36,7 @@ class RequestStream:
         on_loss: Callable[[Sequence[str]], None],
         on_full: Callable[[Sequence[str]], None] | None = None,
         on_empty: Callable[[Sequence[str]], None] | None = None,
-        max_unread_tokens: int = 256,
+        max_unread_tokens: int = MAX_UNREAD_TOKENS,
         observer: Observer | None = None,
     ):
         self._arrival_s = {r.request_id: r.arrival_s for r in requests}

@@ -271,6 +271,7 @@ def test_who_has_not_started_by_its_queue_deadline_is_told_to_come_back(arrival_
     answer = answers["waits", 0]
     assert (answer.finish_reason, answer.token_ids) == (FinishReason.TIMEOUT, [])
     assert isinstance(answer.error, Overloaded)
+    assert answer.error.code == "queue_timeout"
     assert answer.error.retry_after_s == pytest.approx(retry_after_s)
     assert f"waited {6.0 - arrival_s:.1f} s" in answer.error.message
     while engine.has_work():

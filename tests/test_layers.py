@@ -23,7 +23,7 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
         "build": "build",
     },
     {
-        "engine": "engine choice outputs request_rules text_cap",
+        "engine": "engine choice outputs request_rules text_cap ending_errors",
         "runtime": "runtime",
         "guidance": "guidance grammar_trial",
     },

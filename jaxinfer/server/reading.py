@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from jaxinfer.errors import DeadlineExceeded, EngineFailure, JaxInferError, Overloaded
+from jaxinfer.errors import DeadlineExceeded, EngineFailure, JaxInferError
 from jaxinfer.scheduling.request import FinishReason
 from jaxinfer.server.request_record import note
 from jaxinfer.server.writers import Writer
@@ -101,9 +101,6 @@ def failure_of(output: RequestOutput) -> JaxInferError | None:
     reason = output.finish_reason
     if reason in (None, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT):
         return None
-    if isinstance(output.error, Overloaded):  # it waited for its turn as long as it may
-        seconds = output.error.retry_after_s
-        return Overloaded(output.error.message, retry_after_s=seconds, code="queue_timeout")
     if output.error is not None:
         return output.error
     if reason is FinishReason.TIMEOUT:

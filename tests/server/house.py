@@ -23,11 +23,12 @@ import tokenizers
 import uvicorn
 from tokenizers import decoders, models, pre_tokenizers
 
-from jaxinfer.async_engine import MAX_UNREAD_TOKENS, AsyncEngine
+from jaxinfer.async_engine import AsyncEngine
 from jaxinfer.batch_window import BatchWindow
 from jaxinfer.config import SchedulerConfig
 from jaxinfer.engine import Engine
 from jaxinfer.guidance import Guidance
+from jaxinfer.request_stream import MAX_UNREAD_TOKENS
 from jaxinfer.scheduling.batch import Batch, StepResult
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool

@@ -65,7 +65,7 @@ def test_a_failure_with_nothing_before_it_is_raised_at_once():
 
 
 def test_what_waited_for_its_turn_in_vain_is_told_apart_from_a_full_house():
-    error = Overloaded("it waited", retry_after_s=7.0)
+    error = Overloaded("it waited", retry_after_s=7.0, code="queue_timeout")
 
     async def go() -> None:
         with pytest.raises(Overloaded) as caught:
