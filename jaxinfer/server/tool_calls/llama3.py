@@ -6,9 +6,9 @@ no call. Several calls are separated by "; " or blanks.
 
 from __future__ import annotations
 
-from jaxinfer.server.tool_calls.json_call import BLANKS, CallObject, Verdict
+from jaxinfer.server.tool_calls.call_objects import CallObjects
+from jaxinfer.server.tool_calls.json_call import BLANKS, Verdict
 from jaxinfer.server.tool_calls.parser import Section, ToolParser
-from jaxinfer.server.tool_calls.pieces import Ledger
 
 TAG = "<|python_tag|>"
 
@@ -27,30 +27,8 @@ class Llama3Parser(ToolParser):
         return _Calls(self._ledger, None if mark else self._names)
 
 
-class _Calls:
+class _Calls(CallObjects):
     """Objects, separated by a semicolon or blanks."""
-
-    def __init__(self, ledger: Ledger, names: frozenset[str] | None):
-        self._ledger = ledger
-        self._names = names
-        self._object: CallObject | None = None
-        self._num_whole = 0
-        self._expects_object = True
-
-    @property
-    def is_whole(self) -> bool:
-        return self._num_whole > 0 and self._object is None
-
-    def take(self, char: str) -> Verdict:
-        if self._object is None:
-            if char != "{":
-                return self._between(char)
-            self._object, self._expects_object = CallObject(self._ledger, self._names), False
-        verdict = self._object.take(char)
-        if verdict is not Verdict.BAD and self._object.is_whole:
-            self._object = None
-            self._num_whole += 1
-        return verdict
 
     def _between(self, char: str) -> Verdict:
         if char in BLANKS:

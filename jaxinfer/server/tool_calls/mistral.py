@@ -12,7 +12,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from jaxinfer.server.tool_calls.json_call import BLANKS, MAX_NAME, CallObject, JsonText, Verdict
+from jaxinfer.server.tool_calls.call_objects import CallObjects
+from jaxinfer.server.tool_calls.json_call import BLANKS, MAX_NAME, JsonText, Verdict
 from jaxinfer.server.tool_calls.parser import Section, ToolParser
 from jaxinfer.server.tool_calls.pieces import Ledger
 
@@ -86,30 +87,13 @@ class _Calls:
         return self._section.take(char)
 
 
-class _List:
+class _List(CallObjects):
     """What follows the bracket: objects and commas, a bracket, blanks."""
 
-    def __init__(self, ledger: Ledger):
-        self._ledger = ledger
-        self._object: CallObject | None = None
-        self._num_whole = 0
-        self._expects_object = True
-        self._is_closed = False
+    _is_closed = False
 
-    @property
-    def is_whole(self) -> bool:
-        return self._num_whole > 0 and self._object is None
-
-    def take(self, char: str) -> Verdict:
-        if self._object is None and not (char == "{" and self._expects_object):
-            return self._between(char)
-        if self._object is None:
-            self._object, self._expects_object = CallObject(self._ledger), False
-        verdict = self._object.take(char)
-        if verdict is not Verdict.BAD and self._object.is_whole:
-            self._object = None
-            self._num_whole += 1
-        return verdict
+    def _begins_object(self, char: str) -> bool:
+        return super()._begins_object(char) and self._expects_object
 
     def _between(self, char: str) -> Verdict:
         if char in BLANKS:
