@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from jaxinfer import EngineConfig
-from jaxinfer.config import KernelBackend
+from jaxinfer.config import KernelBackend, Quantize
 from jaxinfer.server.flags import count, size_in_bytes
 
 DEFAULTS = EngineConfig()
@@ -36,6 +36,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="of the KV pool, such as 512MiB (planned)",
     )
     parser.add_argument(
+        "--quantization",
+        choices=get_args(Quantize),
+        default=DEFAULTS.source.quantization,
+        help=f"as of serve.py (default: {DEFAULTS.source.quantization})",
+    )
+    parser.add_argument(
         "--kernel-backend",
         choices=get_args(KernelBackend),
         default=DEFAULTS.kernel_backend,
@@ -51,5 +57,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 def engine_fields(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
     """Fields of EngineConfig: what these flags, and those of `more`, were given."""
-    names = ("model", *LIMITS, "kv_cache_bytes", "kernel_backend", "batch_invariant", *more)
+    names = (
+        "model",
+        *LIMITS,
+        "kv_cache_bytes",
+        "quantization",
+        "kernel_backend",
+        "batch_invariant",
+        *more,
+    )
     return {name: given[name] for name in names if given[name] is not None}

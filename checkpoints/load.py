@@ -7,7 +7,6 @@ imports JAX. Host memory: the mapped file and one converted tensor.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,12 +16,14 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
+from checkpoints.aligned import aligned_empty, row_chunks
 from checkpoints.errors import CheckpointError
+from checkpoints.load_product import ProductSpec, check_parts, read_product
 from checkpoints.source import TensorInfo, TensorSource
 
-CHUNK_BYTES = 8 << 20  # converted at once; what a dequantization needs besides its result
-ALIGNMENT = 64  # bytes; XLA's CPU client takes a host array so aligned without another copy
 MAX_LISTED = 5
+Infos = dict[str, TensorInfo]
+"""By the part of the spec's name: `weight` alone for what is one tensor of floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class WeightSpec:
 
 def load_params(
     source: TensorSource,
-    specs: Sequence[WeightSpec],
+    specs: Sequence[WeightSpec | ProductSpec],
     *,
     dtype: DTypeLike,
     put: Callable[[np.ndarray], Any] = jax.device_put,
@@ -52,7 +53,7 @@ def load_params(
     """Fill every spec and use every tensor.
 
     Args:
-        dtype: of all parameters; each tensor is converted on its own.
+        dtype: of all parameters that are not quantized; each tensor is converted on its own.
         put: host array -> device array. The host array is a fresh copy that nothing else holds, so
             aliasing it is safe, also when the file changes or is closed later.
         ignore: fnmatch patterns of tensor names that need no spec.
@@ -62,35 +63,56 @@ def load_params(
     Raises: CheckpointError for a missing, left-over or wrongly shaped tensor.
     """
     chosen = _choose(source, specs, ignore, file)
-    for spec, info in zip(specs, chosen, strict=True):
-        _check(spec, info, file)
+    for spec, infos in zip(specs, chosen, strict=True):
+        _check(spec, infos, file)
     target = np.dtype(dtype)
     tree: dict[str | int, Any] = {}
-    for spec, info in zip(specs, chosen, strict=True):
-        _place(tree, spec.path, put(_converted(source, info, target)))
+    for spec, infos in zip(specs, chosen, strict=True):
+        if isinstance(spec, WeightSpec):
+            _place(tree, spec.path, put(_converted(source, infos["weight"], target)))
+        else:
+            for name, part in read_product(source, infos, spec, file).items():
+                _place(tree, (*spec.path, name), put(part))
         if progress is not None:
-            progress(info.nbytes)
+            progress(sum(info.nbytes for info in infos.values()))
     return _with_lists(tree)
 
 
 def _choose(
-    source: TensorSource, specs: Sequence[WeightSpec], ignore: Sequence[str], file: str
-) -> list[TensorInfo]:
-    """The tensor of each spec. Raises if a spec stays empty or a tensor is left over."""
+    source: TensorSource,
+    specs: Sequence[WeightSpec | ProductSpec],
+    ignore: Sequence[str],
+    file: str,
+) -> list[Infos]:
+    """The tensors of each spec. Raises if a spec stays empty or a tensor is left over."""
     available = set(source.names())
-    chosen = [next((name for name in spec.names if name in available), None) for spec in specs]
-    missing = [spec.names[0] for spec, name in zip(specs, chosen, strict=True) if name is None]
+    chosen = [_names_of(spec, available) for spec in specs]
+    missing = [spec.names[0] for spec, found in zip(specs, chosen, strict=True) if not found]
     if missing:
         raise CheckpointError(
             f"{file}: expected {_listed(missing)}, found {len(available)} tensors without"
         )
-    left = available.difference(name for name in chosen if name is not None)
+    left = available.difference(name for names in chosen for name in names.values())
     left = {name for name in left if not any(fnmatchcase(name, pattern) for pattern in ignore)}
     if left:
         raise CheckpointError(
             f"{file}: expected only tensors that the model uses, found also {_listed(sorted(left))}"
         )
-    return [source.info(name) for name in chosen if name is not None]
+    return [{part: source.info(name) for part, name in names.items()} for names in chosen]
+
+
+def _names_of(spec: WeightSpec | ProductSpec, available: set[str]) -> dict[str, str]:
+    """The tensor's name by part; empty if the source has not all of them."""
+    for name in spec.names:
+        if isinstance(spec, WeightSpec):
+            parts = {"weight": name}
+        elif f"{name}.weight" in available:
+            parts = {"weight": f"{name}.weight"}
+        else:
+            parts = {part: f"{name}.{part}" for part in spec.part_shapes()}
+        if available.issuperset(parts.values()):
+            return parts
+    return {}
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -99,7 +121,11 @@ def _listed(names: Sequence[str]) -> str:
     return f"{len(names)} tensor{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
-def _check(spec: WeightSpec, info: TensorInfo, file: str) -> None:
+def _check(spec: WeightSpec | ProductSpec, infos: Infos, file: str) -> None:
+    if isinstance(spec, ProductSpec) and "weight" not in infos:
+        check_parts(infos, spec, file)
+        return
+    info = infos["weight"]
     if info.shape != spec.shape:
         raise CheckpointError(
             f"{file}: tensor {info.name!r} has shape {info.shape}, the model needs {spec.shape}"
@@ -112,23 +138,13 @@ def _check(spec: WeightSpec, info: TensorInfo, file: str) -> None:
 
 def _converted(source: TensorSource, info: TensorInfo, dtype: np.dtype) -> np.ndarray:
     """A copy of the tensor as `dtype`, made some rows at a time."""
-    out = _aligned_empty(info.shape, dtype)
+    out = aligned_empty(info.shape, dtype)
     if not info.shape:
         out[...] = source.read(info.name)
         return out
-    row_bytes = max(1, info.nbytes // max(1, info.shape[0]))
-    step = max(1, CHUNK_BYTES // row_bytes)
-    for start in range(0, info.shape[0], step):
-        rows = slice(start, min(start + step, info.shape[0]))
+    for rows in row_chunks(info):
         out[rows] = source.read(info.name, (rows,))
     return out
-
-
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    nbytes = math.prod(shape) * dtype.itemsize
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def _place(tree: dict[str | int, Any], path: tuple[str | int, ...], value: Any) -> None:

@@ -37,7 +37,7 @@ from jaxinfer.runtime.runner import ModelRunner
 from jaxinfer.runtime.scorer import Scorer
 from jaxinfer.runtime.steps import Params
 from jaxinfer.runtime.together import Together
-from jaxinfer.runtime.weights import load_weights
+from jaxinfer.runtime.weights import load_weights, quantization_for
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.scheduler import Scheduler
@@ -135,7 +135,10 @@ def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phas
         template = _chat_template(config.source)
         dtype = default_dtype(config.source.dtype)
         with _faults_of(checkpoint.path):
-            decoder = decoder_for(checkpoint.config, dtype=dtype, backend=backend)
+            quantization = quantization_for(config.source, checkpoint)
+            decoder = decoder_for(
+                checkpoint.config, dtype=dtype, backend=backend, quantization=quantization
+            )
             tokenizer = _tokenizer(checkpoint, template)
         budget = read_budget(config.memory_utilization)  # before there are weights
         on_progress("load weights and compile")
@@ -178,6 +181,7 @@ def _assemble(
         params_by_version,
         pages,
         found.programs,
+        layer_kinds=decoder.layer_kinds,
         num_seats=buckets.max_rows,
         make_pages=found.make_pages,
         vocab_size=decoder.config.vocab_size,
@@ -239,7 +243,10 @@ def compile_ahead(
     checkpoint.close()
     with _faults_of(checkpoint.path):
         dtype = default_dtype(config.source.dtype)
-        decoder = decoder_for(checkpoint.config, dtype=dtype, backend=backend)
+        quantization = quantization_for(config.source, checkpoint)
+        decoder = decoder_for(
+            checkpoint.config, dtype=dtype, backend=backend, quantization=quantization
+        )
     budget = read_budget(config.memory_utilization).elsewhere()
     with phases("compile"):
         found = prepare(config, decoder, budget, cache_dir / PROGRAMS)

@@ -19,6 +19,7 @@ from jaxinfer.errors import ConfigError, InvalidRequest
 from jaxinfer.guided import Guided
 
 KernelBackend = Literal["auto", "pallas", "interpret", "reference"]
+Quantize = Literal["auto", "none", "int8", "int4"]
 Truncate = Literal["sentence", "token"]
 MAX_STOP_STRINGS = 32
 MAX_TOP_LOGPROBS = 20
@@ -247,6 +248,7 @@ class ModelSource:
     revision: str | None = None  # of a hub id
     download_dir: str | None = None  # None: the user's cache folder
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPU, else float32
+    quantization: Quantize = "auto"  # of float weights, while loading: auto, none, int8 or int4
     chat_template: str | None = None  # a Jinja file that replaces the checkpoint's
 
 

@@ -15,12 +15,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, below jaxinfer/
-    {"serve": "serve", "front": "__init__"},
+    {"serve": "serve", "front": "__init__", "tool": "tool"},
     {"server": "server", "offline": "offline"},
     {
         "async_engine": "async_engine batch_window request_stream observer",
         "rollout": "rollout",
         "build": "build",
+        "quantization": "quantization",
     },
     {
         "engine": "engine choice outputs request_rules text_cap ending_errors",
@@ -45,7 +46,14 @@ ROOM = {
 }
 BETWEEN_SIBLINGS = {("config", "errors")}  # a bad value is refused with our own errors
 LONERS = ("pallas_kernels", "checkpoints")  # import nothing of ours, whatever the order allows
-DEVICE = ("build", "offline", "runtime", "models")  # the rooms that may import JAX
+DEVICE = (
+    "build",
+    "offline",
+    "quantization",
+    "runtime",
+    "models",
+    "tool",
+)  # the rooms that may import JAX
 FILES = [
     ROOT / "serve.py",
     *(f for p in ("jaxinfer", *LONERS) for f in sorted((ROOT / p).rglob("*.py"))),
@@ -59,6 +67,8 @@ def module_of(path: Path) -> str:
 
 def room_of(module: str) -> str:
     """jaxinfer.server.sse -> server; checkpoints.load -> checkpoints; jaxinfer -> front."""
+    if module == "checkpoints.__main__":  # an entry point, as serve.py
+        return "tool"
     top, *rest = module.split(".")
     name = (rest[0] if rest else "__init__") if top == "jaxinfer" else top
     assert name in ROOM, f"{module}: give it a room in ORDER"

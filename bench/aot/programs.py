@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bench.aot.compiler import Compiler
-from jaxinfer.models.arithmetic import WeightFormat
+from checkpoints.formats import Quantization, WeightFormat
 from jaxinfer.models.registry import decoder_for
 from jaxinfer.runtime.aot import Program
 from jaxinfer.runtime.kv_cache import page_shape
@@ -33,7 +33,11 @@ CONFIG: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
-FORMATS = {"bf16": None, "int8": WeightFormat(8, 128), "int4": WeightFormat(4, 128)}
+FORMATS = {
+    "bf16": None,
+    "int8": Quantization(WeightFormat(8, 128), head=None),
+    "int4": Quantization(WeightFormat(4, 128), head=None),
+}
 """Of the weights of the products inside the layers."""
 ROWS, TOKENS = 64, 512  # of the largest decode and prefill
 PAGE_SIZE, NUM_PAGES, CONTEXT = 64, 1024, 8192
@@ -61,7 +65,7 @@ class ModelPrograms:
             CONFIG | {"num_hidden_layers": num_layers},
             dtype=jnp.dtype("bfloat16"),
             backend=Backend("pallas", compiler.target.gpu),
-            weights=FORMATS[weights],
+            quantization=FORMATS[weights],
         )
         self.buckets = Buckets.for_limits(
             max_num_seqs=ROWS,

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
+from checkpoints.formats import Quantization, WeightFormat
 from pallas_kernels.backend import REFERENCE, Backend
 
 
 @dataclass(frozen=True, slots=True)
-class WeightFormat:
-    """How the products inside the layers keep their weights; embedding and head stay whole.
-
-    Raises: ValueError for a group that no kernel has.
-    """
-
-    bits: Literal[8, 4]
-    group_size: int | None = None  # inputs that share a scale; None: one scale per output
-
-    def __post_init__(self) -> None:
-        groups = (None, 32, 64, 128) if self.bits == 8 else (32, 64, 128)
-        if self.group_size not in groups:
-            raise ValueError(
-                f"group_size of {self.bits}-bit weights must be one of {groups}; "
-                f"got {self.group_size}"
-            )
-
-
-@dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Static for a whole decoder."""
+    """Static for a module and what it is made of."""
 
     dtype: jnp.dtype  # of activations, and of parameters that are not quantized
     backend: Backend = REFERENCE
-    weights: WeightFormat | None = None  # None: in dtype
+    quantization: Quantization | None = None  # of the module's products, by their names in it
+
+    def inside(self, prefix: str) -> Arithmetic:
+        """Of the part of the module that has this name."""
+        if self.quantization is None:
+            return self
+        return replace(self, quantization=self.quantization.inside(prefix))
+
+    def format_of(self, product: str) -> WeightFormat | None:
+        """How a product keeps its weights; None: in dtype."""
+        return None if self.quantization is None else self.quantization.of(product)
+
+    @property
+    def head_format(self) -> WeightFormat | None:
+        """The same of embedding and head."""
+        return None if self.quantization is None else self.quantization.head
+
+    @property
+    def is_unpacked(self) -> bool:
+        """Whether four-bit integers are held one in a byte, less their zero points: XLA multiplies
+        int8 by int8, and would unpack them anew in every step."""
+        return self.backend.form == "reference"

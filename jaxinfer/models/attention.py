@@ -62,10 +62,12 @@ class Attention(nnx.Module):
             n * head_dim for n in (config.num_attention_heads, config.num_key_value_heads)
         )
         qkv_product = partial(layer_product, use_bias=config.qkv_bias, arithmetic=arithmetic)
-        self.q_proj = qkv_product(dim, q_dim)
-        self.k_proj = qkv_product(dim, kv_dim)
-        self.v_proj = qkv_product(dim, kv_dim)
-        self.o_proj = layer_product(q_dim, dim, use_bias=config.out_bias, arithmetic=arithmetic)
+        self.q_proj = qkv_product("q_proj", dim, q_dim)
+        self.k_proj = qkv_product("k_proj", dim, kv_dim)
+        self.v_proj = qkv_product("v_proj", dim, kv_dim)
+        self.o_proj = layer_product(
+            "o_proj", q_dim, dim, use_bias=config.out_bias, arithmetic=arithmetic
+        )
         self.head_dim = head_dim
 
     def __call__(

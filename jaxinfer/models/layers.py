@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from checkpoints.formats import WeightFormat
 from jaxinfer.config import MIN_ROWS
-from jaxinfer.errors import ConfigError
-from jaxinfer.models.arithmetic import Arithmetic, WeightFormat
+from jaxinfer.models.arithmetic import Arithmetic
 from pallas_kernels.int4_matmul import int4_matmul
 from pallas_kernels.int8_matmul import int8_matmul
+from pallas_kernels.integer_matmul import integer_matmul
 from pallas_kernels.matmul import matmul
 from pallas_kernels.rms_norm import rms_norm
 
@@ -54,7 +55,7 @@ class Linear(nnx.Module):
 class QuantizedLinear(nnx.Module):
     """The same with weights of 8 or 4 bits: `q`, and a `scale` for each group of inputs and output.
 
-    Layouts: pallas_kernels/int8_matmul.py, int4_matmul.py.
+    Layouts: checkpoints/qtensor.py. `zero` holds zero points, `x_scale` the static scale of x.
     """
 
     def __init__(
@@ -64,35 +65,50 @@ class QuantizedLinear(nnx.Module):
         *,
         use_bias: bool,
         arithmetic: Arithmetic,
-        weights: WeightFormat,
+        kept: WeightFormat,
     ):
-        group_size = weights.group_size or in_dim
-        if in_dim % group_size:
-            raise ConfigError(
-                f"groups of {group_size} must divide the inputs of each product; "
-                f"got {in_dim} inputs"
-            )
-        self.q = _empty((out_dim, in_dim * weights.bits // 8), jnp.dtype("int8"))
-        self.scale = _empty((in_dim // group_size, out_dim), jnp.dtype("float32"))
+        groups, size = kept.groups(in_dim), kept.group_size or in_dim + in_dim % 2
+        is_packed = kept.bits == 4 and not arithmetic.is_unpacked
+        width = groups * size // 2 if is_packed else in_dim
+        self.q = _empty((out_dim, width), jnp.dtype("int8"))
+        self.scale = _empty((groups, out_dim), jnp.dtype("float32"))
+        has_zero = kept.has_zero and (kept.bits == 8 or is_packed)
+        self.zero = _empty((groups, out_dim), jnp.dtype("int8")) if has_zero else None
+        is_static = kept.activations == "int8_static"
+        self.x_scale = _empty((), jnp.dtype("float32")) if is_static else None
         self.bias = _empty((out_dim,), arithmetic.dtype) if use_bias else None
-        self.bits, self.backend = weights.bits, arithmetic.backend
+        self.kept, self.backend = kept, arithmetic.backend
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        operation = int8_matmul if self.bits == 8 else int4_matmul
-        product = partial(operation, x, self.q[...], self.scale[...], backend=self.backend)
-        return _with_bias(product, self.bias, x.dtype)
+        return _with_bias(partial(self._product, x), self.bias, x.dtype)
+
+    def _product(self, x: jax.Array, *, out_dtype: jnp.dtype) -> jax.Array:
+        q, scale = self.q[...], self.scale[...]
+        zero = None if self.zero is None else self.zero[...]
+        if self.backend.form == "reference":
+            return integer_matmul(
+                x,
+                q,
+                scale,
+                zero,
+                group_size=self.kept.group_size,
+                num_terms=2 if self.kept.activations == "float" else 1,
+                x_scale=None if self.x_scale is None else self.x_scale[...],
+                out_dtype=out_dtype,
+            )
+        if self.kept.bits == 4:
+            return int4_matmul(x, q, scale, zero, out_dtype=out_dtype, backend=self.backend)
+        return int8_matmul(x, q, scale, out_dtype=out_dtype, backend=self.backend)
 
 
 def layer_product(
-    in_dim: int, out_dim: int, *, use_bias: bool, arithmetic: Arithmetic
+    name: str, in_dim: int, out_dim: int, *, use_bias: bool, arithmetic: Arithmetic
 ) -> Linear | QuantizedLinear:
-    """A product inside a layer, in the format of the layers' weights."""
-    weights = arithmetic.weights
-    if weights is None:
+    """A product of a module, in the format that its weights are kept in under this name."""
+    kept = arithmetic.format_of(name)
+    if kept is None:
         return Linear(in_dim, out_dim, use_bias=use_bias, arithmetic=arithmetic)
-    return QuantizedLinear(
-        in_dim, out_dim, use_bias=use_bias, arithmetic=arithmetic, weights=weights
-    )
+    return QuantizedLinear(in_dim, out_dim, use_bias=use_bias, arithmetic=arithmetic, kept=kept)
 
 
 class RMSNorm(nnx.Module):
@@ -108,13 +124,49 @@ class RMSNorm(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """int32[T] -> float[T, E]; its rows may also be the output head's."""
+    """A row for each token, float[V, E]: for the embedding, the head, or both."""
 
-    def __init__(self, vocab_size: int, dim: int, *, dtype: jnp.dtype):
-        self.weight = _empty((vocab_size, dim), dtype)
+    def __init__(self, vocab_size: int, dim: int, *, arithmetic: Arithmetic):
+        self.weight = _empty((vocab_size, dim), arithmetic.dtype)
+        self.backend = arithmetic.backend
 
     def __call__(self, token_ids: jax.Array) -> jax.Array:
+        """int32[T] -> float[T, E]."""
         return self.weight[...].at[token_ids].get(mode="promise_in_bounds")
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """float[N, E] -> float32[N, V]."""
+        return matmul(hidden, self.weight[...], backend=self.backend)
+
+
+class QuantizedEmbedding(nnx.Module):
+    """The same with rows of int8 integers, each with a scale."""
+
+    def __init__(self, vocab_size: int, dim: int, *, arithmetic: Arithmetic):
+        self.q = _empty((vocab_size, dim), jnp.dtype("int8"))
+        self.scale = _empty((1, vocab_size), jnp.dtype("float32"))
+        self.dtype, self.backend = arithmetic.dtype, arithmetic.backend
+
+    def __call__(self, token_ids: jax.Array) -> jax.Array:
+        """int32[T] -> float[T, E]."""
+        rows = self.q[...].at[token_ids].get(mode="promise_in_bounds")
+        scale = self.scale[...][0].at[token_ids].get(mode="promise_in_bounds")
+        return (rows.astype(jnp.float32) * scale[:, None]).astype(self.dtype)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """float[N, E] -> float32[N, V]."""
+        q, scale = self.q[...], self.scale[...]
+        if self.backend.form == "reference":
+            return integer_matmul(hidden, q, scale)
+        return int8_matmul(hidden, q, scale, backend=self.backend)
+
+
+def embedding(
+    vocab_size: int, dim: int, *, arithmetic: Arithmetic
+) -> Embedding | QuantizedEmbedding:
+    """In the format of embedding and head."""
+    kind = Embedding if arithmetic.head_format is None else QuantizedEmbedding
+    return kind(vocab_size, dim, arithmetic=arithmetic)
 
 
 class MLP(nnx.Module):
@@ -122,9 +174,9 @@ class MLP(nnx.Module):
 
     def __init__(self, dim: int, hidden_dim: int, *, use_bias: bool, arithmetic: Arithmetic):
         product = partial(layer_product, use_bias=use_bias, arithmetic=arithmetic)
-        self.gate_proj = product(dim, hidden_dim)
-        self.up_proj = product(dim, hidden_dim)
-        self.down_proj = product(hidden_dim, dim)
+        self.gate_proj = product("gate_proj", dim, hidden_dim)
+        self.up_proj = product("up_proj", dim, hidden_dim)
+        self.down_proj = product("down_proj", hidden_dim, dim)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         gate, up = (proj(x).astype(jnp.float32) for proj in (self.gate_proj, self.up_proj))

@@ -12,9 +12,8 @@ from flax import nnx
 from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.attention import Attention, KVCache
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.layers import MLP, Embedding, Linear, RMSNorm
+from jaxinfer.models.layers import MLP, RMSNorm, embedding
 from jaxinfer.models.rope import inverse_frequencies, rope_tables
-from pallas_kernels.matmul import matmul
 
 
 class LlamaLayer(nnx.Module):
@@ -23,10 +22,13 @@ class LlamaLayer(nnx.Module):
     def __init__(self, config: ModelConfig, arithmetic: Arithmetic):
         dim, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(dim, eps=eps, arithmetic=arithmetic)
-        self.self_attn = Attention(config, arithmetic)
+        self.self_attn = Attention(config, arithmetic.inside("self_attn"))
         self.post_attention_layernorm = RMSNorm(dim, eps=eps, arithmetic=arithmetic)
         self.mlp = MLP(
-            dim, config.intermediate_size, use_bias=config.mlp_bias, arithmetic=arithmetic
+            dim,
+            config.intermediate_size,
+            use_bias=config.mlp_bias,
+            arithmetic=arithmetic.inside("mlp"),
         )
 
     def __call__(
@@ -44,11 +46,11 @@ class LlamaTop(nnx.Module):
 
     def __init__(self, config: ModelConfig, arithmetic: Arithmetic):
         dim, vocab_size = config.hidden_size, config.vocab_size
-        self.embed_tokens = Embedding(vocab_size, dim, dtype=arithmetic.dtype)
+        self.embed_tokens = embedding(vocab_size, dim, arithmetic=arithmetic)
         self.norm = RMSNorm(dim, eps=config.rms_norm_eps, arithmetic=arithmetic)
         if not config.tie_word_embeddings:
-            self.lm_head = Linear(dim, vocab_size, use_bias=False, arithmetic=arithmetic)
-        self.config, self.backend = config, arithmetic.backend
+            self.lm_head = embedding(vocab_size, dim, arithmetic=arithmetic)
+        self.config = config
 
     def begin(
         self, token_ids: jax.Array, positions: jax.Array
@@ -61,4 +63,4 @@ class LlamaTop(nnx.Module):
         """float[N, E], after `norm` -> float32[N, V]."""
         with jax.named_scope("head"):
             head = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-            return matmul(hidden, head.weight[...], backend=self.backend)
+            return head.logits(hidden)

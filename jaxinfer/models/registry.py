@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.tree_util import SequenceKey
 
+from checkpoints.formats import Quantization, WeightFormat
 from checkpoints.load import WeightSpec
+from checkpoints.load_product import ProductSpec
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.arithmetic import Arithmetic, WeightFormat
+from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.attention import DenseKV
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.kernel_limits import check_kernels
@@ -46,8 +48,12 @@ class Decoder:
 
     config: ModelConfig
     top: nnx.GraphDef[LlamaTop]  # static: bound to parameters, it is the callable module
-    layer: nnx.GraphDef[LlamaLayer]
+    layers: tuple[
+        nnx.GraphDef[LlamaLayer], ...
+    ]  # those that differ in the formats of their weights
+    layer_kinds: tuple[int, ...]  # of each layer: its place in `layers`
     param_shapes: dict[str, Any]  # of ShapeDtypeStruct
+    float_shapes: dict[str, Any]  # the same of the model that is not quantized
     arithmetic: Arithmetic
 
     @property
@@ -64,9 +70,9 @@ class Decoder:
         """Embedding, last norm and head, for use while tracing; `layers` in params is ignored."""
         return nnx.merge(self.top, {k: v for k, v in params.items() if k != "layers"})
 
-    def bind_layer(self, params: dict[str, Any]) -> LlamaLayer:
-        """One layer, for use while tracing."""
-        return nnx.merge(self.layer, params)
+    def bind_layer(self, params: dict[str, Any], kind: int = 0) -> LlamaLayer:
+        """One layer, for use while tracing; kind: of `layer_kinds`."""
+        return nnx.merge(self.layers[kind], params)
 
     def run_dense(
         self, params: dict[str, Any], token_ids: jax.Array, caches: list[DenseKV], start: int = 0
@@ -78,25 +84,37 @@ class Decoder:
         top = self.bind_top(params)
         positions = start + jnp.arange(len(token_ids), dtype=jnp.int32)
         x, rope = top.begin(token_ids, positions)
-        for layer, cache in zip(params["layers"], caches, strict=True):
-            x = self.bind_layer(layer)(x, rope, cache)
+        for layer, kind, cache in zip(params["layers"], self.layer_kinds, caches, strict=True):
+            x = self.bind_layer(layer, kind)(x, rope, cache)
         return top.logits(top.norm(x))
 
-    def weight_plan(self) -> list[WeightSpec]:
+    def weight_plan(self) -> list[WeightSpec | ProductSpec]:
         """Which tensor of a Hugging Face checkpoint fills each parameter.
 
         Attribute names mirror the checkpoint, so the tree is the plan: layers/3/mlp/up_proj/weight
         is `model.layers.3.mlp.up_proj.weight`; only the head stands outside `model.`.
         """
-        leaves = jax.tree_util.tree_leaves_with_path(self.param_shapes)
-        return [_spec(path, leaf.shape) for path, leaf in leaves]
+        leaves = jax.tree_util.tree_leaves_with_path(self.float_shapes)
+        return [self._spec(keys, leaf.shape) for keys, leaf in leaves]
+
+    def _spec(self, keys: tuple[Any, ...], shape: tuple[int, ...]) -> WeightSpec | ProductSpec:
+        path = tuple(key.idx if isinstance(key, SequenceKey) else key.key for key in keys)
+        kept = self._format_of(path) if len(shape) == 2 else None
+        if kept is None:
+            return WeightSpec(path, _names(path), shape)
+        unpacked = self.arithmetic.is_unpacked
+        return ProductSpec(path[:-1], _names(path[:-1]), (shape[0], shape[1]), kept, unpacked)
+
+    def _format_of(self, path: tuple[str | int, ...]) -> WeightFormat | None:
+        """How the weight at `path` is kept; None: in dtype."""
+        if path[0] != "layers":
+            return self.arithmetic.head_format
+        return self.arithmetic.format_of(".".join(map(str, path[:-1])))
 
 
-def _spec(keys: tuple[Any, ...], shape: tuple[int, ...]) -> WeightSpec:
-    path = tuple(key.idx if isinstance(key, SequenceKey) else key.key for key in keys)
+def _names(path: tuple[str | int, ...]) -> tuple[str, ...]:
     dotted = ".".join(map(str, path))
-    names = (dotted,) if path[0] == "lm_head" else (f"model.{dotted}", dotted)
-    return WeightSpec(path=path, names=names, shape=shape)
+    return (dotted,) if path[0] == "lm_head" else (f"model.{dotted}", dotted)
 
 
 def decoder_for(
@@ -104,14 +122,14 @@ def decoder_for(
     *,
     dtype: jnp.dtype,
     backend: Backend = REFERENCE,
-    weights: WeightFormat | None = None,
+    quantization: Quantization | None = None,
 ) -> Decoder:
     """The model of a config.json.
 
     Args:
         dtype: of activations, and of parameters that are not quantized.
         backend: how the operations of its steps are computed.
-        weights: how the products inside the layers keep their weights; None: in dtype.
+        quantization: how products, embedding and head keep their weights; None: in dtype.
     Raises: ConfigError for an architecture, a key or a size that is not supported.
     """
     names = hf_config.get("architectures") or ["none"]
@@ -123,11 +141,29 @@ def decoder_for(
         )
     config = ModelConfig.from_hf(hf_config)
     check_kernels(config, backend)
-    arithmetic = Arithmetic(dtype, backend, weights)
-    top, top_shapes = _abstract(family.top, config, arithmetic)
-    layer, layer_shapes = _abstract(family.layer, config, arithmetic)
-    shapes = top_shapes | {"layers": [layer_shapes] * config.num_hidden_layers}
-    return Decoder(config, top, layer, shapes, arithmetic)
+    arithmetic = Arithmetic(dtype, backend, quantization)
+    top, shapes = _abstract(family.top, config, arithmetic)
+    of_layers = [arithmetic.inside(f"layers.{i}") for i in range(config.num_hidden_layers)]
+    kinds = list(dict.fromkeys(of_layers))
+    layers, layer_shapes = zip(
+        *(_abstract(family.layer, config, kind) for kind in kinds), strict=True
+    )
+    layer_kinds = tuple(kinds.index(own) for own in of_layers)
+    return Decoder(
+        config,
+        top,
+        layers,
+        layer_kinds,
+        shapes | {"layers": [layer_shapes[kind] for kind in layer_kinds]},
+        _float_shapes(family, config, Arithmetic(dtype, backend)),
+        arithmetic,
+    )
+
+
+def _float_shapes(family: Family, config: ModelConfig, arithmetic: Arithmetic) -> dict[str, Any]:
+    _, top = _abstract(family.top, config, arithmetic)
+    _, layer = _abstract(family.layer, config, arithmetic)
+    return top | {"layers": [layer] * config.num_hidden_layers}
 
 
 def _abstract(

@@ -37,6 +37,11 @@ def step_name(kind: str, bucket: int, part: str) -> str:
     return f"{kind} {'rows' if kind == 'decode' else 'tokens'}={bucket} {part}"
 
 
+def layer_part(kind: int) -> str:
+    """The name of the part that runs layers of this kind (`Decoder.layer_kinds`)."""
+    return f"layer kind={kind}" if kind else "layer"
+
+
 def sample_name(variant: str, rows: int) -> str:
     return f"sample rows={rows} {variant}"
 
@@ -66,7 +71,7 @@ class ProgramList:
         shape = page_shape(decoder.config, num_pages=num_pages, page_size=page_size)
         page = Shape(shape, decoder.dtype)
         self._pages = [(page, page)] * decoder.config.num_hidden_layers
-        self._params = decoder.param_shapes
+        self._params, self._layer_kinds = decoder.param_shapes, decoder.layer_kinds
         self._top = without_layers(self._params)
         self._newest = _int32(buckets.max_rows)
         self._dim, self._dtype = decoder.config.hidden_size, decoder.dtype
@@ -97,7 +102,7 @@ class ProgramList:
         x = Shape((tokens, self._dim), self._dtype)
         args = self._top, x, _int32(tokens)
         name = step_name("prefill", tokens, "score")
-        return [*parts[:2], self._program(name, self._steps.score, *args)]
+        return [*parts[:-1], self._program(name, self._steps.score, *args)]
 
     def _step(self, kind: str, bucket: int, arrays: ArrayShapes) -> list[Program]:
         if not self._is_fused:
@@ -105,17 +110,19 @@ class ProgramList:
         args = self._params, self._pages, self._newest, arrays
         return [self._program(step_name(kind, bucket, "step"), self._steps.fused, *args)]
 
-    def _parts(self, kind: str, bucket: int, arrays: ArrayShapes) -> Iterator[Program]:
-        """Layer, begin, end: of a layered step."""
+    def _parts(self, step: str, bucket: int, arrays: ArrayShapes) -> Iterator[Program]:
+        """A layer of each kind, begin, end: of a layered step."""
         steps = self._steps
         x, rope = jax.eval_shape(steps.begin, self._top, self._newest, arrays)
-        layer = self._params["layers"][0], self._pages[0], x, rope, arrays
+        for kind, function in enumerate(steps.layers):
+            i = self._layer_kinds.index(kind)
+            args = self._params["layers"][i], self._pages[i], x, rope, arrays
+            yield self._program(step_name(step, bucket, layer_part(kind)), function, *args)
         for part, function, args in (
-            ("layer", steps.layer, layer),
             ("begin", steps.begin, (self._top, self._newest, arrays)),
             ("end", steps.end, (self._top, x, arrays)),
         ):
-            yield self._program(step_name(kind, bucket, part), function, *args)
+            yield self._program(step_name(step, bucket, part), function, *args)
 
     def _sample(self, rows: int, variant: Variant) -> Program:
         real = Shape((rows,), np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from jaxinfer.errors import PoolLost
 from jaxinfer.runtime.aot import Programs
 from jaxinfer.runtime.kv_cache import KVPages
 from jaxinfer.runtime.penalties import PenaltyArrays
-from jaxinfer.runtime.program_list import sample_name, step_name
+from jaxinfer.runtime.program_list import layer_part, sample_name, step_name
 from jaxinfer.runtime.sampling import Sampled, SamplingArrays
 from jaxinfer.runtime.steps import (
     DecodeArrays,
@@ -42,6 +42,7 @@ class ModelRunner:
     the tokens that it continues are on the device, one for each seat.
 
     Args:
+        layer_kinds: of each layer (`Decoder.layer_kinds`).
         num_seats: the largest row bucket.
         make_pages: makes pages like `pages`, when they are lost.
         vocab_size: of the model.
@@ -53,11 +54,13 @@ class ModelRunner:
         pages: KVPages,
         programs: Programs,
         *,
+        layer_kinds: Sequence[int],
         num_seats: int,
         make_pages: Callable[[], KVPages],
         vocab_size: int,
     ):
         self._params = dict(params)
+        self._layer_kinds = tuple(layer_kinds)
         self._num_seats = num_seats
         self._make_pages = make_pages
         self._newest = self._empty_seats()
@@ -106,9 +109,9 @@ class ModelRunner:
     def _run_layers(self, kind: str, bucket: int, version: str, arrays: StepArrays) -> jax.Array:
         """Begin and all layers of a layered step: float[T, E]."""
         begin = self._programs[step_name(kind, bucket, "begin")]
-        layer = self._programs[step_name(kind, bucket, "layer")]
         x, rope = begin(self._tops[version], self._newest, arrays)
         for i, params in enumerate(self._params[version]["layers"]):
+            layer = self._programs[step_name(kind, bucket, layer_part(self._layer_kinds[i]))]
             x, self._pages[i] = layer(params, self._pages[i], x, rope, arrays)
         return x
 

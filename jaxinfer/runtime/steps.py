@@ -68,9 +68,11 @@ class Steps:
         self._decoder, self._max_rows = decoder, max_rows
         self._backend = decoder.arithmetic.backend
         self.begin = jax.jit(self._begin)
-        self.layer = jax.jit(self._layer, donate_argnames=("pages", "x"))
+        kinds = [partial(self._layer, kind=kind) for kind in range(len(decoder.layers))]
+        self.layers = [jax.jit(layer, donate_argnames=("pages", "x")) for layer in kinds]
         self.end = jax.jit(self._end)
-        self._traced_once = jax.jit(self._layer)  # in a fused step, where XLA unrolls the calls
+        # In a fused step each kind is traced once, and XLA unrolls the calls.
+        self._traced_once = [jax.jit(layer) for layer in kinds]
         self.fused = jax.jit(self._fused, donate_argnames="pages")
         self.sample = {
             variant: jax.jit(partial(self._sample, variant=variant))
@@ -92,15 +94,17 @@ class Steps:
         x: jax.Array,
         rope: Rope,
         batch: StepArrays,
+        *,
+        kind: int = 0,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """One layer, on its own keys and values."""
+        """One layer of a kind (`Decoder.layer_kinds`), on its own keys and values."""
         rows, blocks = None, None
         if isinstance(batch, PrefillArrays):
             rows, blocks = batch.rows, batch.blocks
         kv_cache = PagedKV(
             pages, batch.page_table, batch.positions, rows, blocks, backend=self._backend
         )
-        x = self._decoder.bind_layer(params)(x, rope, kv_cache)
+        x = self._decoder.bind_layer(params, kind)(x, rope, kv_cache)
         return x, kv_cache.pages
 
     def _end(self, top: Params, x: jax.Array, batch: StepArrays) -> jax.Array:
@@ -116,8 +120,9 @@ class Steps:
         """All of a step."""
         x, rope = self._begin(params, newest, batch)
         new_pages = []
-        for layer, layer_pages in zip(params["layers"], pages, strict=True):
-            x, layer_pages = self._traced_once(layer, layer_pages, x, rope, batch)
+        kinds = self._decoder.layer_kinds
+        for layer, kind, layer_pages in zip(params["layers"], kinds, pages, strict=True):
+            x, layer_pages = self._traced_once[kind](layer, layer_pages, x, rope, batch)
             new_pages.append(layer_pages)
         return new_pages, self._end(params, x, batch)
 

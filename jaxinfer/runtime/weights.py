@@ -9,13 +9,37 @@ from typing import Any
 from tqdm import tqdm
 
 from checkpoints.checkpoint import Checkpoint
+from checkpoints.formats import Quantization, WeightFormat, quantization_of
 from checkpoints.load import load_params
+from jaxinfer.config import ModelSource
+from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import Decoder
 
 log = logging.getLogger(__name__)
 
+ON_THE_FLY = {
+    "int8": Quantization(WeightFormat(8)),
+    "int4": Quantization(WeightFormat(4, 64, has_zero=True)),
+}
+"""Formats that weights are rounded to while they are loaded, without any data."""
 IGNORED_TENSORS = ("*.rotary_emb.inv_freq",)  # recomputed from the configuration
 HEAD = "lm_head.weight"
+
+
+def quantization_for(source: ModelSource, checkpoint: Checkpoint) -> Quantization | None:
+    """How the model's weights are kept: as the checkpoint has them, or as the user asks.
+
+    Raises: ConfigError for a quantized checkpoint that is to be quantized otherwise.
+    """
+    found = quantization_of(checkpoint.config, str(checkpoint.path))
+    if found is None:
+        return ON_THE_FLY.get(source.quantization)
+    if source.quantization != "auto":
+        raise ConfigError(
+            f"{checkpoint.path} is quantized already; leave quantization at auto "
+            f"(--quantization auto), got {source.quantization}"
+        )
+    return found
 
 
 def load_weights(

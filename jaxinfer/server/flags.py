@@ -15,6 +15,7 @@ from jaxinfer.config import (
     EngineConfig,
     KernelBackend,
     ModelSource,
+    Quantize,
     SchedulerConfig,
     Truncate,
 )
@@ -147,6 +148,14 @@ FLAGS: tuple[Flag, ...] = (
         "of the weights",
         "engine.dtype",
         ("auto", "float32", "bfloat16"),
+    ),
+    Flag(
+        "quantization",
+        str,
+        _SOURCE.quantization,
+        "of float weights, while loading",
+        "engine.quantization",
+        get_args(Quantize),
     ),
     Flag(
         "chat-template", str, None, "Jinja file instead of the model's own", "engine.chat_template"

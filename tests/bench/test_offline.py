@@ -46,6 +46,7 @@ def test_without_flags_everything_is_measured_on_the_default_model():
         "model": "smollm2-135m-instruct",
         "max_num_batched_tokens": 512,
         "max_num_seqs": 32,
+        "quantization": "auto",
         "kernel_backend": "auto",
         "batch_invariant": True,
     }
@@ -57,6 +58,7 @@ def test_without_flags_everything_is_measured_on_the_default_model():
 def test_every_flag_arrives():
     words = "--model folder --only prefix,decode --reps 5 --out a.jsonl --json --max-num-seqs 8"
     limits = ["--max-num-batched-tokens", "256", "--kv-cache-memory", "512MiB"]
+    limits += ["--quantization", "int8"]
     kernels = ["--kernel-backend", "interpret", "--no-batch-invariant"]
     parsed = parse([*words.split(), *limits, *kernels])
     assert parsed == Settings(
@@ -65,6 +67,7 @@ def test_every_flag_arrives():
             "max_num_batched_tokens": 256,
             "max_num_seqs": 8,
             "kv_cache_bytes": 512 << 20,
+            "quantization": "int8",
             "kernel_backend": "interpret",
             "batch_invariant": False,
         },

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
 
-from checkpoints import load
+from checkpoints import aligned
 from checkpoints.errors import CheckpointError
 from checkpoints.gguf import GGUFSource
 from checkpoints.load import WeightSpec, load_params
@@ -126,7 +126,7 @@ def test_each_tensor_is_converted_to_the_wanted_dtype(stored, wanted):
 
 @pytest.mark.parametrize("chunk_bytes", [1, 100, 300, 1 << 20])
 def test_the_size_of_a_chunk_changes_nothing(monkeypatch, chunk_bytes: int):
-    monkeypatch.setattr(load, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(aligned, "CHUNK_BYTES", chunk_bytes)
     values = np.arange(70, dtype=np.float32).reshape(7, 10)
     source = DictSource(a=values, none=np.zeros((0, 3), np.float32))
     params = load_all(source, [spec("a", 7, 10), spec("none", 0, 3)])
@@ -193,7 +193,7 @@ def test_both_formats_load_to_the_same_params(tmp_path: Path, tiny, family: str)
 
 
 def test_quantized_rows_load_as_their_dequantization(tmp_path: Path, tiny, monkeypatch):
-    monkeypatch.setattr(load, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(aligned, "CHUNK_BYTES", 1000)
     path = tiny.gguf(tmp_path / "m.gguf", tiny.model(), quantization=GGMLQuantizationType.Q8_0)
     source = GGUFSource(path)
     params = load_all(source, specs_of(source))
@@ -230,4 +230,4 @@ def test_only_this_file_of_the_package_imports_jax():
         "import sys, checkpoints, checkpoints.checkpoint, checkpoints.resolve; "
         "assert 'jax' not in sys.modules; assert 'huggingface_hub' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(load.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(aligned.__file__).parents[1])

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.arithmetic import WeightFormat
 from jaxinfer.models.registry import decoder_for
 from pallas_kernels.backend import REFERENCE, Backend
 from tests.tiny import tiny_config
@@ -50,8 +49,3 @@ def test_the_largest_sizes_are_taken():
         "hidden_size": 16384,
     }
     decoder_for(tiny_config(**largest), dtype=FLOAT32, backend=Backend("pallas"))
-
-
-def test_a_group_that_does_not_divide_a_products_inputs_is_refused():
-    with pytest.raises(ConfigError, match=r"groups of 128 must divide .* got 48 inputs"):
-        decoder_for(tiny_config(), dtype=FLOAT32, weights=WeightFormat(8, 128))

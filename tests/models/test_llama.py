@@ -118,7 +118,7 @@ def test_rms_norm_adds_eps_to_the_mean_square(eps: float, size: float):
 
 
 def test_embedding_takes_rows():
-    embedding = Embedding(5, 4, dtype=jnp.dtype("float32"))
+    embedding = Embedding(5, 4, arithmetic=FLOAT32)
     table = np.arange(20, dtype=np.float32).reshape(5, 4)
     embedding.weight[...] = jnp.asarray(table)
     np.testing.assert_array_equal(embedding(jnp.array([4, 0, 4])), table[[4, 0, 4]])

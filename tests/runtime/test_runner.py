@@ -52,6 +52,7 @@ def breaking(built: Built, name: str, *, eats_pages: bool) -> ModelRunner:
         runner._params,
         pages,
         programs,
+        layer_kinds=runner._layer_kinds,
         num_seats=built.buckets.max_rows,
         make_pages=runner._make_pages,
         vocab_size=built.engine.vocab_size,

@@ -1,0 +1,102 @@
+"""What quantizing a model cost, as it is kept beside the weights: certificate.json.
+
+Facts and their form only; jaxinfer/quantization measures them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checkpoints.errors import CheckpointError
+from checkpoints.hf_folder import read_json
+
+CERTIFICATE_FILE = "certificate.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerError:
+    """Of one product: rms(x @ (w - w')) / rms(x @ w) over the calibration inputs."""
+
+    product: str  # e.g. "layers.3.mlp.down_proj"
+    format: str  # WeightFormat.name
+    error: float
+    error_of_nearest: float  # the same by round-to-nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """With the bounds of a 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A standard prompt and what both models say, greedily."""
+
+    prompt: str
+    original: str
+    quantized: str
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """All of it; sizes in bytes, divergences in nats per token."""
+
+    original: str  # content hash of the model that was quantized
+    format: str  # WeightFormat.name of most products, and the head's
+    method: str
+    seed: int
+    calibration_hash: str  # of the calibration set's token ids; empty if the method takes no data
+    num_calibration_tokens: int
+    held_out_hash: str
+    num_held_out_tokens: int  # that KL, perplexity and agreement are over
+    kl: float  # mean of KL(original || quantized)
+    kl_p99: float
+    perplexity: Perplexity  # of the quantized model
+    original_perplexity: Perplexity
+    perplexity_change: Perplexity  # ratio - 1, paired by token
+    agreement: float  # share of held-out tokens after which both think the same token likeliest
+    num_bytes: int  # of all tensors
+    original_bytes: int
+    layer_errors: tuple[LayerError, ...] = ()
+    answers: tuple[Answer, ...] = ()
+
+    def line(self) -> str:
+        """For people, in one line."""
+        change = 100 * self.perplexity_change.value
+        return (
+            f"{self.format} by {self.method}: KL {self.kl:.4f}, perplexity "
+            f"{self.perplexity.value:.2f} ({change:+.2f} %), {100 * self.agreement:.1f} % of "
+            f"greedy tokens agree, {self.num_bytes / self.original_bytes:.2f} of the bytes"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any], file: str) -> Certificate:
+        """Raises: CheckpointError for what `to_json` did not write."""
+        try:
+            fields = dict(found)
+            for name in ("perplexity", "original_perplexity", "perplexity_change"):
+                fields[name] = Perplexity(**fields[name])
+            fields["layer_errors"] = tuple(LayerError(**error) for error in fields["layer_errors"])
+            fields["answers"] = tuple(Answer(**answer) for answer in fields["answers"])
+            return cls(**fields)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{file}: expected a certificate, found {error}") from None
+
+
+def read_certificate(folder: Path) -> Certificate | None:
+    """The folder's, or None if it has none. Raises: CheckpointError if it is damaged."""
+    path = folder / CERTIFICATE_FILE
+    if not path.is_file():
+        return None
+    return Certificate.from_json(read_json(path), str(path))
