@@ -1,7 +1,8 @@
 """x @ weight.T of float rows and a packed int4 weight with scales per group or per channel (W4A16).
 
 Byte j of a group of g elements of K holds element j in its low half and element j + g/2 in its high
-half, so that unpacking moves nothing between elements: the halves of a group are two products. Zero
+half, so that unpacking moves nothing between elements: the halves of a group are two products. A
+last group that K does not fill is filled up, and so is an odd K of one scale per channel. Zero
 points are subtracted as integers, which bfloat16 has exactly; the float32 sum of a group is what is
 scaled, not the weight.
 """
@@ -30,7 +31,7 @@ from pallas_kernels.split_product import (
     split_product,
     sum_groups,
 )
-from pallas_kernels.weight_groups import group_size_of
+from pallas_kernels.weight_groups import GROUP_SIZES, check_zero, group_size_of, spread
 
 
 def int4_matmul(
@@ -46,9 +47,10 @@ def int4_matmul(
 
     Args:
         x: bfloat16 or float32 [M, K].
-        packed: int8[N, K/2], of pack_int4 with the group size of the scales.
-        scale: float32[K/g, N], of groups of g = 32, 64 or 128 elements of K; one row: of channels.
-        zero: int8[K/g, N] of 0..15, for a weight of 0..15. None: the weight is of -8..7.
+        packed: int8[N, K'/2], of pack_int4 with the group size of the scales; K' is K filled up to
+            whole groups, or to an even number.
+        scale: float32[G, N], of groups of 32, 64 or 128 elements of K; one row: of channels.
+        zero: int8[G, N] of 0..15, for a weight of 0..15. None: the weight is of -8..7.
     Returns: out_dtype[M, N].
     Raises: ValueError naming the argument whose shape or dtype does not fit.
     """
@@ -61,11 +63,13 @@ def int4_matmul(
         is_single=x.dtype == jnp.float32, is_exact=backend.is_exact
     )
     is_per_channel = scale.shape[0] == 1
-    half = (tiles[0].depth if is_per_channel else group_size) // 2
-    num_steps = pl.cdiv(k // 2, half)
+    half, width = (tiles[0].depth if is_per_channel else group_size) // 2, packed.shape[1]
+    num_steps = pl.cdiv(width, half)
     plan = plan_product(tiles, (num_rows, num_cols), num_steps, 2 * half, backend)
-    has_rest = (k // 2) % half != 0
-    limits = (k // 2, k) if has_rest else (None, None)
+    has_rest = width % half != 0
+    byte_limit = width if has_rest else None
+    limit = k if has_rest or k < 2 * width else None
+    low_limit = width if is_per_channel and has_rest else limit
 
     def partial(
         refs: Sequence[Ref], rows: jax.Array, cols: jax.Array, first: jax.Array, end: jax.Array
@@ -75,13 +79,13 @@ def int4_matmul(
         def part(number: jax.Array, total: jax.Array, zeros: Sequence[jax.Array]) -> jax.Array:
             at = lax.iota(jnp.int32, half)
             low_at = number * (half if is_per_channel else 2 * half) + at
-            high_at = low_at + (k // 2 if is_per_channel else half)
-            both = load_tile(packed_ref, cols, number * half + at, limits[0])
+            high_at = low_at + (width if is_per_channel else half)
+            both = load_tile(packed_ref, cols, number * half + at, byte_limit)
             low, high = _halves(both, is_signed=zero is None)
             for middle in zeros:
                 low, high = low - middle[:, None], high - middle[:, None]
-            total = total + product(load_tile(x_ref, rows, low_at, limits[0]), low.astype(x.dtype))
-            return total + product(load_tile(x_ref, rows, high_at, limits[1]), high.astype(x.dtype))
+            total = total + product(load_tile(x_ref, rows, low_at, low_limit), low.astype(x.dtype))
+            return total + product(load_tile(x_ref, rows, high_at, limit), high.astype(x.dtype))
 
         start = jnp.zeros((rows.size, cols.size), jnp.float32)
         if is_per_channel:
@@ -117,12 +121,13 @@ def int4_matmul_reference(
     """What int4_matmul computes, by XLA; scales of groups go to a float32 copy of the weight."""
     del backend
     group_size = _group_size(x, packed, scale, zero)
-    weight = unpack_int4(packed, group_size, is_signed=zero is None)
+    k = x.shape[1]
+    weight = unpack_int4(packed, group_size, is_signed=zero is None)[:, :k]
     if zero is not None:
-        weight = weight - jnp.repeat(zero.T, group_size, axis=1)
+        weight = weight - spread(zero, group_size, k)
     if scale.shape[0] == 1:
         return scaled(product(x, weight.astype(x.dtype)), None, scale[0]).astype(out_dtype)
-    weight = weight.astype(jnp.float32) * jnp.repeat(scale.T, group_size, axis=1)
+    weight = weight.astype(jnp.float32) * spread(scale, group_size, k)
     return product(x.astype(jnp.float32), weight).astype(out_dtype)
 
 
@@ -172,15 +177,19 @@ def _check_packing(k: int, group_size: int) -> None:
 
 
 def _group_size(x: jax.Array, packed: jax.Array, scale: jax.Array, zero: jax.Array | None) -> int:
-    if packed.ndim != 2 or packed.dtype != jnp.int8 or 2 * packed.shape[1] != x.shape[-1]:
+    """That K was packed with: of one group, K filled up to an even number or to a whole group."""
+    if packed.ndim != 2 or packed.dtype != jnp.int8:
+        raise ValueError(f"packed must be int8 [N, K/2]; got {packed.dtype} {packed.shape}")
+    size, num_groups, k = group_size_of(x, scale, packed.shape[0]), scale.shape[0], x.shape[1]
+    sizes = (size,)
+    if num_groups == 1:
+        sizes = (k + k % 2, *(whole for whole in GROUP_SIZES if whole >= k))
+    widths = [num_groups * size // 2 for size in sizes]
+    if packed.shape[1] not in widths:
         raise ValueError(
-            f"packed must be int8 [N, K/2] for x [M, K] {x.shape}; "
-            f"got {packed.dtype} {packed.shape}"
+            f"packed must be int8 [N, K/2] for x [M, K] {x.shape} and scale {scale.shape}, K filled "
+            f"up to whole groups: {' or '.join(map(str, widths))} bytes a row; got {packed.shape}"
         )
     check_addressable(packed=packed)
-    group_size = group_size_of(x, scale, packed.shape[0])
-    if zero is not None and (zero.shape != scale.shape or zero.dtype != jnp.int8):
-        raise ValueError(
-            f"zero must be int8 {scale.shape} like scale; got {zero.dtype} {zero.shape}"
-        )
-    return group_size
+    check_zero(zero, scale)
+    return sizes[widths.index(packed.shape[1])]

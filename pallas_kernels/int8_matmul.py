@@ -1,7 +1,7 @@
 """x @ weight.T of float rows and an int8 weight with scales per group or per channel (W8A16).
 
-The weight goes to the tensor cores as the integers that it holds, which bfloat16 has exactly; the
-float32 sum of a group is what is scaled, not the weight.
+The weight goes to the tensor cores as the integers that it holds, or their differences from zero
+points, which bfloat16 has exactly; the float32 sum of a group is what is scaled, not the weight.
 """
 
 from __future__ import annotations
@@ -20,35 +20,39 @@ from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.split_product import (
     Ref,
     add_step,
+    load_line,
     plan_product,
     product,
     scaled,
     split_product,
     sum_groups,
 )
-from pallas_kernels.weight_groups import group_size_of
+from pallas_kernels.weight_groups import check_zero, group_size_of, spread
 
 
 def int8_matmul(
     x: jax.Array,
     q: jax.Array,
     scale: jax.Array,
+    zero: jax.Array | None = None,
     *,
     out_dtype: DTypeLike = jnp.float32,
     backend: Backend = REFERENCE,
 ) -> jax.Array:
-    """x @ (q * scale).T, summed in float32.
+    """x @ ((q - zero) * scale).T, summed in float32.
 
     Args:
         x: bfloat16 or float32 [M, K].
         q: int8[N, K].
-        scale: float32[K/g, N], of groups of g = 32, 64 or 128 elements of K; one row: of channels.
+        scale: float32[G, N], of groups of 32, 64 or 128 elements of K, of which the last may have
+            fewer; one row: of channels.
+        zero: int8[G, N], or None.
     Returns: out_dtype[M, N].
     Raises: ValueError naming the argument whose shape or dtype does not fit.
     """
-    group_size = _group_size(x, q, scale)
+    group_size = _group_size(x, q, scale, zero)
     if backend.form == "reference":
-        return int8_matmul_reference(x, q, scale, out_dtype=out_dtype)
+        return int8_matmul_reference(x, q, scale, zero, out_dtype=out_dtype)
     check_not_empty(x=x, q=q)
     (num_rows, k), num_cols = x.shape, q.shape[0]
     tiles = INT8_TILES[backend.gpu].choices(
@@ -61,17 +65,18 @@ def int8_matmul(
     def partial(
         refs: Sequence[Ref], rows: jax.Array, cols: jax.Array, first: jax.Array, end: jax.Array
     ) -> jax.Array:
-        def part(number: jax.Array, total: jax.Array) -> jax.Array:
-            return add_step(total, refs[:2], rows, cols, number, depth)
+        def part(number: jax.Array, total: jax.Array, zeros: Sequence[jax.Array]) -> jax.Array:
+            return add_step(total, refs[:2], rows, cols, number, depth, zeros)
 
         start = jnp.zeros((rows.size, cols.size), jnp.float32)
         if is_per_channel:
-            return lax.fori_loop(first, end, part, start)
-        return sum_groups(lambda g, _: part(g, start), refs[2:], rows, cols, first, end)
+            zeros = [load_line(ref, 0, cols) for ref in refs[2:]]
+            return lax.fori_loop(first, end, lambda n, total: part(n, total, zeros), start)
+        return sum_groups(lambda g, now: part(g, start, now[:-1]), refs[2:], rows, cols, first, end)
 
     return split_product(
         partial,
-        (x, q) if is_per_channel else (x, q, scale),
+        [x, q, *([] if zero is None else [zero]), *([] if is_per_channel else [scale])],
         plan,
         col_scale=scale if is_per_channel else None,
         out_dtype=out_dtype,
@@ -84,21 +89,26 @@ def int8_matmul_reference(
     x: jax.Array,
     q: jax.Array,
     scale: jax.Array,
+    zero: jax.Array | None = None,
     *,
     out_dtype: DTypeLike = jnp.float32,
     backend: Backend = REFERENCE,
 ) -> jax.Array:
     """What int8_matmul computes, by XLA; scales of groups go to a float32 copy of the weight."""
     del backend
-    group_size = _group_size(x, q, scale)
+    group_size = _group_size(x, q, scale, zero)
+    weight = q.astype(jnp.float32)
+    if zero is not None:
+        weight = weight - spread(zero, group_size, q.shape[1]).astype(jnp.float32)
     if scale.shape[0] == 1:
-        return scaled(product(x, q.astype(x.dtype)), None, scale[0]).astype(out_dtype)
-    weight = q.astype(jnp.float32) * jnp.repeat(scale.T, group_size, axis=1)
+        return scaled(product(x, weight.astype(x.dtype)), None, scale[0]).astype(out_dtype)
+    weight = weight * spread(scale, group_size, q.shape[1])
     return product(x.astype(jnp.float32), weight).astype(out_dtype)
 
 
-def _group_size(x: jax.Array, q: jax.Array, scale: jax.Array) -> int:
+def _group_size(x: jax.Array, q: jax.Array, scale: jax.Array, zero: jax.Array | None) -> int:
     if q.ndim != 2 or q.dtype != jnp.int8 or q.shape[1:] != x.shape[1:]:
         raise ValueError(f"q must be int8 [N, K] for x [M, K] {x.shape}; got {q.dtype} {q.shape}")
     check_addressable(q=q)
+    check_zero(zero, scale)
     return group_size_of(x, scale, q.shape[0])

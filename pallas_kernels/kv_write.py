@@ -127,8 +127,7 @@ def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Symmetric int8 over the last axis, with the same bits on every device and in every program.
 
     The scale is the largest magnitude / 127, cut to 15 significant bits; q is x / scale rounded to
-    the nearest, half to even. Devices divide differently in the last bit, so a quotient is only a
-    first guess: comparing x with (q ± 1/2) * scale, which is exact, decides.
+    the nearest, half to even.
 
     Args:
         x: float[..., D].
@@ -139,9 +138,28 @@ def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     wide = x.astype(jnp.float32)
     size = jnp.where(jnp.abs(wide) <= LARGEST, jnp.abs(wide), jnp.inf)  # NaN, too, becomes inf
     scale = jnp.max(size, axis=-1, keepdims=True) * (1 / LEVELS)
+    scale = short_scale(scale)
+    return nearest_integers(wide, scale), scale
+
+
+def short_scale(scale: jax.Array) -> jax.Array:
+    """float32, cut to 15 significant bits; 0 where it would be below LEAST_SCALE."""
     bits = lax.bitcast_convert_type(scale, jnp.int32) & SCALE_BITS
     scale = lax.bitcast_convert_type(bits, jnp.float32)
-    scale = jnp.where(scale < LEAST_SCALE, 0.0, scale)
+    return jnp.where(scale < LEAST_SCALE, 0.0, scale)
+
+
+def nearest_integers(wide: jax.Array, scale: jax.Array) -> jax.Array:
+    """wide / scale to the nearest, half to even; 0 where the scale is 0 or not finite.
+
+    Devices divide differently in the last bit, so a quotient is only a first guess: comparing wide
+    with (q ± 1/2) * scale, which is exact, decides.
+
+    Args:
+        wide: float32[..., D] of magnitudes up to 127 and a little times the scale.
+        scale: float32[..., 1], of short_scale.
+    Returns: int8[..., D] of -127..127.
+    """
     is_plain = (scale > 0) & (scale < jnp.inf)
     divisor = jnp.where(is_plain, scale, 1.0)
     wide = jnp.where(is_plain, wide, 0.0)
@@ -152,7 +170,7 @@ def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     up = (wide > above) | ((wide == above) & is_odd)
     down = (wide < below) | ((wide == below) & is_odd)
     q = number + up.astype(jnp.int32) - down.astype(jnp.int32)
-    return q.astype(jnp.int8), scale
+    return q.astype(jnp.int8)
 
 
 def _scatter(pool: jax.Array, new: jax.Array, page: jax.Array, slot: jax.Array) -> jax.Array:

@@ -186,11 +186,13 @@ def add_step(
     cols: jax.Array,
     number: jax.Array,
     depth: int,
+    zeros: Sequence[jax.Array] = (),
 ) -> jax.Array:
     """total [BM, BN] and the product of step `number` of K, of depth elements.
 
     Args:
         operands: x [M, K], and a weight [N, K] whose numbers the dtype of x has exactly.
+        zeros: at most one int8[BN], the step's zero points; bfloat16 has the differences exactly.
     """
     x_ref, weight_ref = operands
     k = x_ref.shape[1]
@@ -198,6 +200,8 @@ def add_step(
     ks = number * depth + lax.iota(jnp.int32, depth)
     x_tile = load_tile(x_ref, rows, ks, limit)
     weight = load_tile(weight_ref, cols, ks, limit).astype(x_ref.dtype)
+    for zero in zeros:
+        weight = weight - zero.astype(x_ref.dtype)[:, None]
     return total + product(x_tile, weight, total.dtype)
 
 

@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from pallas_kernels.addressing import check_addressable
 from pallas_kernels.backend import REFERENCE, W8A8_TILES, Backend
 from pallas_kernels.empty_axes import check_not_empty
+from pallas_kernels.kv_write import nearest_integers, quantize, short_scale
 from pallas_kernels.split_product import (
     Ref,
     add_step,
@@ -92,18 +93,28 @@ def w8a8_matmul_reference(
     return scaled(product(xq, q, jnp.int32), x_scale, scale).astype(out_dtype)
 
 
-def quantize_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def quantize_rows(
+    x: jax.Array, scale: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """float[M, K] -> int8[M, K] of -127..127 and float32[M]: the row is about the first times the
-    second. A row of zeros has scale 0. A row with a NaN or an infinity has that as its scale.
+    second, with the same bits in every program (kv_write.quantize).
 
+    A row of zeros has scale 0, one with a NaN or an infinity an infinite scale.
+
+    Args:
+        scale: float32[], of all rows; what is beyond 127 times it becomes that. None: each row's
+            largest magnitude / 127.
     Raises: ValueError for another shape or dtype.
     """
     if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"x must be floats [M, K]; got {x.dtype} {x.shape}")
-    wide = x.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(wide), axis=1) / LARGEST
-    ratio = jnp.where(scale[:, None] > 0, wide / scale[:, None], 0.0)
-    return jnp.clip(jnp.round(ratio), -LARGEST, LARGEST).astype(jnp.int8), scale
+    if scale is None:
+        q, own = quantize(x)
+        return q, own[:, 0]
+    wide, short = x.astype(jnp.float32), short_scale(scale)
+    is_finite = jnp.isfinite(wide).all(axis=1, keepdims=True)
+    rows = jnp.where(is_finite, short, jnp.inf)
+    return nearest_integers(jnp.clip(wide, -LARGEST * short, LARGEST * short), rows), rows[:, 0]
 
 
 def _check(xq: jax.Array, x_scale: jax.Array, q: jax.Array, scale: jax.Array) -> None:

@@ -14,12 +14,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from checkpoints.formats import WeightFormat
+from checkpoints.formats import HEAD_FORMAT, WeightFormat
 from jaxinfer.config import MIN_ROWS
 from jaxinfer.models.arithmetic import Arithmetic
-from pallas_kernels.int4_matmul import int4_matmul
-from pallas_kernels.int8_matmul import int8_matmul
-from pallas_kernels.integer_matmul import integer_matmul
+from jaxinfer.models.quantized_product import IntegerWeight, quantized_product
 from pallas_kernels.matmul import matmul
 from pallas_kernels.rms_norm import rms_norm
 
@@ -80,25 +78,11 @@ class QuantizedLinear(nnx.Module):
         self.kept, self.backend = kept, arithmetic.backend
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return _with_bias(partial(self._product, x), self.bias, x.dtype)
-
-    def _product(self, x: jax.Array, *, out_dtype: jnp.dtype) -> jax.Array:
-        q, scale = self.q[...], self.scale[...]
         zero = None if self.zero is None else self.zero[...]
-        if self.backend.form == "reference":
-            return integer_matmul(
-                x,
-                q,
-                scale,
-                zero,
-                group_size=self.kept.group_size,
-                num_terms=2 if self.kept.activations == "float" else 1,
-                x_scale=None if self.x_scale is None else self.x_scale[...],
-                out_dtype=out_dtype,
-            )
-        if self.kept.bits == 4:
-            return int4_matmul(x, q, scale, zero, out_dtype=out_dtype, backend=self.backend)
-        return int8_matmul(x, q, scale, out_dtype=out_dtype, backend=self.backend)
+        x_scale = None if self.x_scale is None else self.x_scale[...]
+        weight = IntegerWeight(self.q[...], self.scale[...], zero, x_scale)
+        product = partial(quantized_product, x, weight, self.kept, backend=self.backend)
+        return _with_bias(product, self.bias, x.dtype)
 
 
 def layer_product(
@@ -155,10 +139,10 @@ class QuantizedEmbedding(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """float[N, E] -> float32[N, V]."""
-        q, scale = self.q[...], self.scale[...]
-        if self.backend.form == "reference":
-            return integer_matmul(hidden, q, scale)
-        return int8_matmul(hidden, q, scale, backend=self.backend)
+        weight = IntegerWeight(self.q[...], self.scale[...])
+        return quantized_product(
+            hidden, weight, HEAD_FORMAT, out_dtype=jnp.float32, backend=self.backend
+        )
 
 
 def embedding(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from checkpoints import qtensor
 from pallas_kernels.backend import Backend, Form, Gpu
 from pallas_kernels.int4_matmul import int4_matmul, pack_int4, unpack_int4
 from tests.pallas_kernels.product_rows import (
@@ -29,12 +30,12 @@ class Weight:
     def __init__(self, n: int, k: int, group_size: int, *, has_zero: bool):
         rng = np.random.default_rng(n + k)
         values = rng.integers(0, 16, (n, k), np.int8) - np.int8(0 if has_zero else 8)
-        self.scale = rng.uniform(0.001, 0.1, (k // group_size, n)).astype(np.float32)
+        self.scale = rng.uniform(0.001, 0.1, (-(-k // group_size), n)).astype(np.float32)
         self.zero = rng.integers(0, 16, self.scale.shape, np.int8) if has_zero else None
-        self.packed = np.asarray(pack_int4(values, group_size))
+        self.packed = qtensor.pack_int4(values, group_size if group_size < k else None)
         if self.zero is not None:
-            values = values - np.repeat(self.zero.T, group_size, 1)
-        self.value = values * np.repeat(self.scale.T.astype(np.float64), group_size, 1)
+            values = values - np.repeat(self.zero.T, group_size, 1)[:, :k]
+        self.value = values * np.repeat(self.scale.T.astype(np.float64), group_size, 1)[:, :k]
 
     def expected(self, x: np.ndarray) -> np.ndarray:
         return x.astype(np.float64) @ self.value.T
@@ -82,9 +83,10 @@ def test_what_cannot_be_packed_is_refused(values: np.ndarray, group_size: int, m
 @pytest.mark.parametrize(
     ("gpu", "dtype", "n", "k", "group_size", "has_zero", "batches"),
     [
-        ("sm_90", jnp.bfloat16, 192, 1536, 128, False, (8,)),
-        ("sm_90", jnp.bfloat16, 70, 84, 84, True, (8,)),
-        ("sm_80", jnp.bfloat16, 70, 576, 64, True, (8,)),
+        ("sm_90", jnp.bfloat16, 192, 1540, 128, False, (8,)),
+        ("sm_90", jnp.bfloat16, 70, 85, 85, True, (8,)),
+        ("sm_80", jnp.bfloat16, 70, 565, 64, True, (8,)),
+        pytest.param("sm_90", jnp.bfloat16, 64, 600, 128, True, BATCHES, marks=pytest.mark.slow),
         pytest.param("sm_80", jnp.float32, 33, 544, 32, True, BATCHES, marks=pytest.mark.slow),
         pytest.param("sm_80", jnp.bfloat16, 64, 576, 576, False, BATCHES, marks=pytest.mark.slow),
     ],
@@ -105,9 +107,11 @@ def test_a_product_is_right_and_its_rows_are_independent(
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize(("group_size", "has_zero"), [(32, True), (640, False)])
-def test_the_reference_is_right(dtype: Any, group_size: int, has_zero: bool):
-    x, weight = numbers(dtype, 8, 640), Weight(20, 640, group_size, has_zero=has_zero)
+@pytest.mark.parametrize(
+    ("k", "group_size", "has_zero"), [(625, 32, True), (640, 640, False), (641, 641, True)]
+)
+def test_the_reference_is_right(dtype: Any, k: int, group_size: int, has_zero: bool):
+    x, weight = numbers(dtype, 8, k), Weight(20, k, group_size, has_zero=has_zero)
     assert relative_error(weight.run(x), weight.expected(x)) < 1e-5
     assert weight.run(x, out_dtype=jnp.bfloat16).dtype == jnp.bfloat16
 
@@ -121,6 +125,14 @@ def test_zero_points_are_subtracted_without_rounding():
     np.testing.assert_array_equal(out, weight.expected(x).round())
 
 
+@pytest.mark.parametrize("form", ["reference", "interpret"])
+def test_a_group_that_all_of_k_does_not_fill_is_one(form: Form):
+    values = np.random.default_rng(0).integers(-7, 8, (8, 48), np.int8)
+    x, one = numbers(jnp.float32, 8, 48), np.ones((1, 8), np.float32)
+    out = run(x, qtensor.pack_int4(values, 128), one, backend=Backend(form))
+    np.testing.assert_allclose(out, x @ values.T, rtol=1e-5, atol=1e-4)
+
+
 def shaped(dtype: Any, *shape: int) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -130,8 +142,8 @@ def shaped(dtype: Any, *shape: int) -> Any:
     ("changes", "message"),
     [
         ({"x": shaped(jnp.int8, 2, 256)}, r"x must be bfloat16 or float32 \[M, K\]; got int8"),
-        ({"x": shaped(jnp.float32, 2, 128)}, r"packed must be int8 \[N, K/2\] .*\(2, 128\); got"),
-        ({"packed": shaped(jnp.int8, 64, 256)}, r"packed must be .*got int8 \(64, 256\)"),
+        ({"x": shaped(jnp.float32, 2, 128)}, r"packed must be int8 \[N, K/2\] .*\(2, 128\) .*: 64 b"),
+        ({"packed": shaped(jnp.int8, 64, 256)}, r"packed must be .*: 128 bytes a row; got \(64, 256\)"),
         ({"packed": shaped(jnp.uint8, 64, 128)}, r"packed must be int8 .*got uint8"),
         ({"scale": shaped(jnp.float32, 2, 60)}, r"scale must be .*64\]; got float32 \(2, 60\)"),
         ({"scale": shaped(jnp.float32, 3, 64)}, r"scale must have .*\[1, 8, 4, 2\] rows; got \(3"),

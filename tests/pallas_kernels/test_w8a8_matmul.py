@@ -70,7 +70,7 @@ def test_a_row_is_about_its_integers_times_its_scale():
     xq, scale = (np.asarray(part) for part in quantize(x))
     assert (xq.dtype, scale.dtype) == (np.int8, np.float32)
     wide = x.astype(np.float64)
-    np.testing.assert_allclose(scale, np.abs(wide).max(1) / 127, rtol=1e-6)
+    np.testing.assert_allclose(scale, np.abs(wide).max(1) / 127, rtol=2**-14)
     assert (np.abs(xq).max(1) == 127).all()
     assert (np.abs(xq * scale[:, None].astype(np.float64) - wide) <= scale[:, None] * 0.5001).all()
 
@@ -83,6 +83,36 @@ def test_a_row_of_zeros_stays_zero_and_one_that_is_not_finite_gives_nothing_fini
     assert (out[0] == 0).all()
     assert not np.isfinite(out[1:3]).any()
     assert np.abs(out[3]).max() <= 1e-38
+
+
+def test_rows_of_one_scale_are_cut_at_127_of_it():
+    x = np.array([[0.5, -0.26, 100.0, -100.0], [0.0, 0.125, 0.375, -63.5]], np.float32)
+    xq, x_scale = jax.jit(quantize_rows)(x, np.float32(0.5))
+    assert np.asarray(xq).tolist() == [[1, -1, 127, -127], [0, 0, 1, -127]]
+    assert np.asarray(x_scale).tolist() == [0.5, 0.5]
+
+
+def test_a_row_that_is_not_finite_gives_nothing_finite_under_a_static_scale_either():
+    x = np.ones((3, 32), np.float32)
+    x[0, 3], x[1, 5] = np.nan, -np.inf
+    xq, x_scale = jax.jit(quantize_rows)(x, np.float32(0.01))
+    out = np.asarray(run(xq, x_scale, np.ones((8, 32), np.int8), np.ones(8, np.float32)))
+    assert not np.isfinite(out[:2]).any()
+    np.testing.assert_allclose(out[2], 32.0, rtol=1e-3)
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_rows_round_as_if_divided_exactly(is_static: bool):
+    """So that no device's division shows: halves of the scale, and numbers just beside them."""
+    scale = np.float32(0.0123) if is_static else None
+    x = np.random.default_rng(0).normal(size=(64, 128)).astype(np.float32)
+    _, first = (np.asarray(part) for part in jax.jit(quantize_rows)(x, scale))
+    halves = np.float32(first[:, None] * (np.arange(128) - 63.5))
+    beside = [np.nextafter(halves, np.float32(to)) for to in (-np.inf, np.inf)]
+    x = np.choose(np.random.default_rng(1).integers(0, 3, x.shape), [halves, *beside])
+    xq, x_scale = (np.asarray(part) for part in jax.jit(quantize_rows)(x, scale))
+    exact = np.rint(x.astype(np.float64) / x_scale[:, None].astype(np.float64))
+    np.testing.assert_array_equal(xq, np.clip(exact, -127, 127))
 
 
 def shaped(dtype: Any, *shape: int) -> Any:
