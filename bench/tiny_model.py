@@ -10,12 +10,16 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bench.tiny_tokenizer import byte_level
+from checkpoints.formats import CONFIG_KEY, Quantization, WeightFormat
+from checkpoints.rounding import round_to_nearest
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 EOS = "<|im_end|>"
+X_SCALE = 4 / 127
+"""Static scale of the inputs of every product: a few are beyond it."""
 
 
 def tiny_config(**changes: Any) -> dict[str, Any]:
@@ -90,14 +94,43 @@ def tiny_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]
     return tensors
 
 
-def write_checkpoint(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+def quantized_tensors(
+    tensors: dict[str, np.ndarray], quantization: Quantization
+) -> dict[str, np.ndarray]:
+    """The same rounded to the nearest, as a quantized checkpoint holds them."""
+    parts: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        product = name.removesuffix(".weight")
+        kept = _format_of(product, quantization) if tensor.ndim == 2 else None
+        if kept is None:
+            parts[name] = tensor
+            continue
+        rounded = round_to_nearest(tensor, kept).parts()
+        parts |= {f"{product}.{part}": value for part, value in rounded.items()}
+        if kept.activations == "int8_static":
+            parts[f"{product}.x_scale"] = np.array(X_SCALE, np.float32)
+    return parts
+
+
+def _format_of(product: str, quantization: Quantization) -> WeightFormat | None:
+    is_layer = product.startswith("model.layers.")
+    return quantization.of(product.removeprefix("model.")) if is_layer else quantization.head
+
+
+def write_checkpoint(
+    folder: Path, *, seed: int = 0, quantization: Quantization | None = None, **changes: Any
+) -> Path:
     """A complete Hugging Face folder; `changes` are keys of config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     backend = byte_level()
     config = tiny_config(**changes)
     config.setdefault("eos_token_id", backend.token_to_id(EOS))
+    tensors = tiny_tensors(config, seed)
+    if quantization is not None:
+        config[CONFIG_KEY] = quantization.to_config()
+        tensors = quantized_tensors(tensors, quantization)
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(tiny_tensors(config, seed), folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors")
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": EOS, "chat_template": TEMPLATE})

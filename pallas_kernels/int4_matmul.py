@@ -187,8 +187,8 @@ def _group_size(x: jax.Array, packed: jax.Array, scale: jax.Array, zero: jax.Arr
     widths = [num_groups * size // 2 for size in sizes]
     if packed.shape[1] not in widths:
         raise ValueError(
-            f"packed must be int8 [N, K/2] for x [M, K] {x.shape} and scale {scale.shape}, K filled "
-            f"up to whole groups: {' or '.join(map(str, widths))} bytes a row; got {packed.shape}"
+            f"packed must be int8 [N, K/2] for x [M, K] {x.shape}, K filled up to whole groups: "
+            f"{' or '.join(map(str, widths))} bytes a row; got {packed.shape}"
         )
     check_addressable(packed=packed)
     check_zero(zero, scale)

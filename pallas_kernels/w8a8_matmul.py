@@ -93,9 +93,7 @@ def w8a8_matmul_reference(
     return scaled(product(xq, q, jnp.int32), x_scale, scale).astype(out_dtype)
 
 
-def quantize_rows(
-    x: jax.Array, scale: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
+def quantize_rows(x: jax.Array, scale: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     """float[M, K] -> int8[M, K] of -127..127 and float32[M]: the row is about the first times the
     second, with the same bits in every program (kv_write.quantize).
 

@@ -1,5 +1,6 @@
-"""How the scales of a quantized weight [N, K] divide K: in groups, of which the last may be shorter,
-or one per channel.
+"""How the scales of a quantized weight [N, K] divide K: in groups, or one per channel.
+
+The last group may be shorter than the others.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ def group_size_of(x: jax.Array, scale: jax.Array, num_cols: int) -> int:
     if x.ndim != 2 or x.dtype not in (jnp.bfloat16, jnp.float32):
         raise ValueError(f"x must be bfloat16 or float32 [M, K]; got {x.dtype} {x.shape}")
     if scale.ndim != 2 or scale.shape[1] != num_cols or scale.dtype != jnp.float32:
-        raise ValueError(
-            f"scale must be float32 [G, {num_cols}]; got {scale.dtype} {scale.shape}"
-        )
+        raise ValueError(f"scale must be float32 [G, {num_cols}]; got {scale.dtype} {scale.shape}")
     k, num_groups = x.shape[1], scale.shape[0]
     sizes = [k, *GROUP_SIZES]
     fitting = [pl.cdiv(k, size) if k else 1 for size in sizes]

@@ -27,6 +27,8 @@ from pallas_kernels.row_sum import row_sum
 from pallas_kernels.w8a8_matmul import w8a8_matmul
 
 DIM, HIDDEN, VOCAB = 4096, 14336, 128256
+SQUARE = DIM, DIM
+SHORT = 4160  # elements of K: half a group of 128 more than whole ones
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 NUM_PAGES, PAGE_SIZE, MAX_PAGES = 2048, 64, 128
 TOKENS = 512  # of a prefill step
@@ -61,24 +63,40 @@ def cases() -> list[Case]:
 
 def products() -> Iterator[Case]:
     """x @ weight.T in each format of weights."""
-    square = DIM, DIM
     for m in ROWS:
-        yield _product("dense", matmul, m, _dense(*square))
-        yield _product("int8 g128", int8_matmul, m, _int8(*square, 128))
-        yield _product("int4 g128", int4_matmul, m, _int4(*square, 128))
-        yield _w8a8(m, *square)
+        yield _product("dense", matmul, m, _dense(*SQUARE))
+        yield _product("int8 g128", int8_matmul, m, _int8(*SQUARE, 128))
+        yield _product("int4 g128", int4_matmul, m, _int4(*SQUARE, 128))
+        yield _w8a8(m, *SQUARE)
     yield _product("dense 14336x4096", matmul, 64, _dense(HIDDEN, DIM))
     yield _product("dense 128256x4096", matmul, 64, _dense(VOCAB, DIM))
-    yield _product("int8 per channel", int8_matmul, 64, _int8(*square, DIM))
-    yield _product("int8 g64", int8_matmul, 64, _int8(*square, 64))
-    zero = Shape((DIM // 64, DIM), INT8)
-    packed = _product("int4 g64, zero points", int4_matmul, 64, (*_int4(*square, 64), zero))
+    yield _product("int8 per channel", int8_matmul, 64, _int8(*SQUARE, DIM))
+    yield _product("int8 g64", int8_matmul, 64, _int8(*SQUARE, 64))
+    packed = _asymmetric("int4 g64", int4_matmul, 64, _int4(*SQUARE, 64))
     # Half a group of 64 is 32 bytes, which are fewer than a tile's threads take by 16.
-    yield replace(packed, narrow=(8,), has_byte_loads=True)
-    small = _product("int8 g32", int8_matmul, 64, _int8(*square, 32))
+    yield replace(packed, narrow=(8,))
+    small = _product("int8 g32", int8_matmul, 64, _int8(*SQUARE, 32))
     yield replace(small, narrow=(4, 8))
-    yield _product("int4 per channel", int4_matmul, 64, _int4(*square, DIM))
-    yield _product("dense f32", matmul, 64, (Shape(square, F32),), dtype=F32)
+    yield _product("int4 per channel", int4_matmul, 64, _int4(*SQUARE, DIM))
+    yield _product("dense f32", matmul, 64, (Shape(SQUARE, F32),), dtype=F32)
+    yield from _with_zero_points()
+    yield from _with_short_groups()
+
+
+def _with_zero_points() -> Iterator[Case]:
+    """Few and many rows."""
+    for m in ROWS[::3]:
+        yield _asymmetric("int8 g128", int8_matmul, m, _int8(*SQUARE, 128))
+        yield _asymmetric("int4 g128", int4_matmul, m, _int4(*SQUARE, 128))
+    yield _asymmetric("int8 per channel", int8_matmul, 64, _int8(*SQUARE, DIM))
+
+
+def _with_short_groups() -> Iterator[Case]:
+    """Of a K that the last group is shorter in, and is not whole tiles."""
+    for m in ROWS[::3]:
+        yield _product("int8 g128, K=4160", int8_matmul, m, _int8(DIM, SHORT, 128), k=SHORT)
+        yield _product("int4 g128, K=4160", int4_matmul, m, _int4(DIM, SHORT, 128), k=SHORT)
+    yield _product("int4 per channel, K=4160", int4_matmul, 64, _int4(DIM, SHORT, SHORT), k=SHORT)
 
 
 def decode_attention() -> Iterator[Case]:
@@ -134,9 +152,10 @@ def _product(
     weight: tuple[Any, ...],
     *,
     dtype: jnp.dtype = BF16,
+    k: int = DIM,
 ) -> Case:
     """Cases of one name are the same product of more or fewer rows."""
-    args = Shape((m, DIM), dtype), *weight
+    args = Shape((m, k), dtype), *weight
     return Case(
         f"{name} M={m}",
         partial(operation, out_dtype=dtype),
@@ -151,11 +170,19 @@ def _dense(n: int, k: int) -> tuple[Any, ...]:
 
 
 def _int8(n: int, k: int, group: int) -> tuple[Any, ...]:
-    return Shape((n, k), INT8), Shape((k // group, n), F32)
+    return Shape((n, k), INT8), Shape((-(-k // group), n), F32)
 
 
 def _int4(n: int, k: int, group: int) -> tuple[Any, ...]:
-    return Shape((n, k // 2), INT8), Shape((k // group, n), F32)
+    groups = -(-k // group)
+    return Shape((n, groups * group // 2), INT8), Shape((groups, n), F32)
+
+
+def _asymmetric(name: str, operation: Operation, m: int, weight: tuple[Any, ...]) -> Case:
+    """The same with zero points, which are loaded by the byte."""
+    zero = Shape(weight[1].shape, INT8)
+    case = _product(f"{name}, zero points", operation, m, (*weight, zero))
+    return replace(case, has_byte_loads=True)
 
 
 def _w8a8(m: int, n: int, k: int) -> Case:

@@ -18,7 +18,7 @@ from jaxinfer.errors import ConfigError
 from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.attention import DenseKV
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.kernel_limits import check_kernels
+from jaxinfer.models.kernel_limits import check_formats, check_kernels
 from jaxinfer.models.llama import LlamaLayer, LlamaTop
 from pallas_kernels.backend import REFERENCE, Backend
 
@@ -141,6 +141,8 @@ def decoder_for(
         )
     config = ModelConfig.from_hf(hf_config)
     check_kernels(config, backend)
+    if quantization is not None:
+        check_formats(config, quantization, backend)
     arithmetic = Arithmetic(dtype, backend, quantization)
     top, shapes = _abstract(family.top, config, arithmetic)
     of_layers = [arithmetic.inside(f"layers.{i}") for i in range(config.num_hidden_layers)]

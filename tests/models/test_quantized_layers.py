@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bench.tiny_model import quantized_tensors
 from checkpoints.formats import Quantization, WeightFormat
 from checkpoints.load import load_params
 from checkpoints.load_product import ProductSpec
@@ -21,21 +22,18 @@ from tests.models.reference_decoder import ReferenceDecoder
 from tests.tiny import tiny_config, tiny_tensors
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}  # multiples of the groups
+TAILS = {"hidden_size": 48, "intermediate_size": 85}  # groups that are not full, and an odd width
 INTERPRET = Backend("interpret")
 FLOAT32 = jnp.dtype("float32")
-
-
-def quantized(
-    tensors: dict[str, np.ndarray], decoder: Decoder
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The decoder's parameters, and a checkpoint of what they stand for."""
-    params = load_params(Held(tensors), decoder.weight_plan(), dtype=np.float32, file="tensors")
-    meant = dict(tensors)
-    for spec in decoder.weight_plan():
-        if isinstance(spec, ProductSpec):
-            name = f"{spec.names[0]}.weight"
-            meant[name] = round_to_nearest(tensors[name], spec.kept).dequantized()
-    return params, meant
+MIXED = Quantization(
+    WeightFormat(4, 32, has_zero=True),
+    exceptions=(
+        ("layers.0.mlp.down_proj", WeightFormat(8)),
+        ("layers.0.self_attn.k_proj", None),
+        ("layers.1.mlp.gate_proj", WeightFormat(8, 64)),
+        ("layers.1.self_attn.o_proj", WeightFormat(8, activations="int8")),
+    ),
+)
 
 
 class Held:
@@ -58,36 +56,79 @@ class Held:
         pass
 
 
-@pytest.mark.parametrize(
-    ("weights", "backend"),
-    [
-        pytest.param(WeightFormat(8), INTERPRET, marks=pytest.mark.slow),
-        (WeightFormat(8), REFERENCE),
-        (WeightFormat(8, 64, has_zero=True), REFERENCE),
-        (WeightFormat(4, 64, has_zero=True), REFERENCE),
-        (WeightFormat(8, 32), INTERPRET),
-        (WeightFormat(4, 32), INTERPRET),
-        (WeightFormat(4, 32), REFERENCE),
-    ],
-    ids=str,
-)
-def test_logits_are_those_of_the_dequantized_weights(weights: WeightFormat, backend: Backend):
-    config = tiny_config(**SIZES)
-    quantization = Quantization(weights)
-    decoder = decoder_for(config, dtype=FLOAT32, backend=backend, quantization=quantization)
-    params, meant = quantized(tiny_tensors(config), decoder)
+def meant(tensors: dict[str, np.ndarray], decoder: Decoder) -> dict[str, np.ndarray]:
+    """A float checkpoint of what the quantized one stands for."""
+    found = dict(tensors)
+    for spec in decoder.weight_plan():
+        if isinstance(spec, ProductSpec):
+            name = f"{spec.names[0]}.weight"
+            found[name] = round_to_nearest(tensors[name], spec.kept).dequantized()
+    return found
+
+
+def logits(decoder: Decoder, tensors: dict[str, np.ndarray], ids: list[int]) -> np.ndarray:
+    params = load_params(Held(tensors), decoder.weight_plan(), dtype=np.float32, file="tensors")
     assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, decoder.param_shapes)
-    ids = np.random.default_rng(1).integers(0, config["vocab_size"], 9).tolist()
+    assert decoder.params_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 
     @jax.jit
     def run(params: dict[str, Any], ids: jax.Array) -> jax.Array:
         caches = [DenseKV(decoder.config) for _ in params["layers"]]
         return decoder.run_dense(params, ids, caches)
 
-    got = np.asarray(run(params, np.array(ids, np.int32)))
-    want = ReferenceDecoder(config, meant).logits(ids)
-    kept = 2e-4 if backend.form == "interpret" else 2e-3  # integer products keep 15 bits of a row
-    np.testing.assert_allclose(got, want, rtol=0, atol=kept * want.std())
+    return np.asarray(run(params, np.array(ids, np.int32)))
+
+
+FLOAT_ROWS = 2e-4, 2e-3  # of the spread of logits: kernels; integer products keep 15 bits of a row
+BYTE_ROWS = 0.1, 0.1
+
+
+@pytest.mark.parametrize(
+    ("quantization", "sizes", "backend", "kept"),
+    [
+        (WeightFormat(8), SIZES, REFERENCE, FLOAT_ROWS),
+        (WeightFormat(8, 64, has_zero=True), TAILS, REFERENCE, FLOAT_ROWS),
+        (WeightFormat(4, 64, has_zero=True), TAILS, REFERENCE, FLOAT_ROWS),
+        (MIXED, TAILS, REFERENCE, BYTE_ROWS),
+        (MIXED, TAILS, INTERPRET, BYTE_ROWS),
+        *(
+            pytest.param(weights, TAILS, INTERPRET, FLOAT_ROWS, marks=pytest.mark.slow)
+            for weights in (WeightFormat(8), WeightFormat(8, 32, has_zero=True), WeightFormat(4))
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, WeightFormat) else None,
+)
+def test_logits_are_those_of_the_dequantized_weights(
+    quantization: Quantization | WeightFormat,
+    sizes: dict[str, int],
+    backend: Backend,
+    kept: tuple[float, float],
+):
+    if isinstance(quantization, WeightFormat):
+        quantization = Quantization(quantization)
+    config = tiny_config(**sizes)
+    decoder = decoder_for(config, dtype=FLOAT32, backend=backend, quantization=quantization)
+    tensors = tiny_tensors(config)
+    ids = np.random.default_rng(1).integers(0, config["vocab_size"], 9).tolist()
+    got = logits(decoder, quantized_tensors(tensors, quantization), ids)
+    want = ReferenceDecoder(config, meant(tensors, decoder)).logits(ids)
+    limit = kept[backend.form == "reference"] * want.std()
+    np.testing.assert_allclose(got, want, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("backend", [REFERENCE, INTERPRET], ids=lambda backend: backend.form)
+@pytest.mark.parametrize("weights", [WeightFormat(8, 32, has_zero=True), WeightFormat(4)], ids=str)
+def test_weights_rounded_while_loading_are_those_of_a_quantized_checkpoint(
+    weights: WeightFormat, backend: Backend
+):
+    config, quantization = tiny_config(**TAILS), Quantization(weights)
+    decoder = decoder_for(config, dtype=FLOAT32, backend=backend, quantization=quantization)
+    tensors = tiny_tensors(config)
+    rounded, read = (
+        load_params(Held(source), decoder.weight_plan(), dtype=np.float32, file="tensors")
+        for source in (tensors, quantized_tensors(tensors, quantization))
+    )
+    jax.tree.map(np.testing.assert_array_equal, rounded, read)
 
 
 def test_four_bits_take_half_of_eight():

@@ -142,8 +142,14 @@ def shaped(dtype: Any, *shape: int) -> Any:
     ("changes", "message"),
     [
         ({"x": shaped(jnp.int8, 2, 256)}, r"x must be bfloat16 or float32 \[M, K\]; got int8"),
-        ({"x": shaped(jnp.float32, 2, 128)}, r"packed must be int8 \[N, K/2\] .*\(2, 128\) .*: 64 b"),
-        ({"packed": shaped(jnp.int8, 64, 256)}, r"packed must be .*: 128 bytes a row; got \(64, 256\)"),
+        (
+            {"x": shaped(jnp.float32, 2, 128)},
+            r"packed must be int8 \[N, K/2\] for .*\(2, 128\).*: 64 bytes a row",
+        ),
+        (
+            {"packed": shaped(jnp.int8, 64, 256)},
+            r"packed must be .*: 128 bytes a row; got \(64, 256\)",
+        ),
         ({"packed": shaped(jnp.uint8, 64, 128)}, r"packed must be int8 .*got uint8"),
         ({"scale": shaped(jnp.float32, 2, 60)}, r"scale must be .*64\]; got float32 \(2, 60\)"),
         ({"scale": shaped(jnp.float32, 3, 64)}, r"scale must have .*\[1, 8, 4, 2\] rows; got \(3"),
