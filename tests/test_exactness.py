@@ -18,6 +18,7 @@ from bench.exactness.restart import in_this_process
 from bench.exactness.subject import Limits, Subject
 from bench.exactness.suite import cases, circumstances
 from bench.exactness.trace import difference
+from checkpoints.formats import Quantization, WeightFormat
 from jaxinfer.build import build
 from jaxinfer.config import EngineConfig
 from jaxinfer.scheduling.buckets import Buckets
@@ -50,6 +51,44 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Changes of config.json, and fields of the engine's configuration."""
 
+INT4 = WeightFormat(4, 32, has_zero=True)
+SOME_KEPT_OTHERWISE = Quantization(
+    INT4,
+    exceptions=(
+        ("layers.0.mlp.down_proj", WeightFormat(8, activations="int8")),
+        ("layers.0.self_attn.k_proj", None),
+        ("layers.1.mlp.gate_proj", WeightFormat(8, 64)),
+        ("layers.1.self_attn.o_proj", WeightFormat(4, 64)),
+    ),
+)
+BIASED: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
+QUANTIZED: dict[str, tuple[Quantization, dict[str, Any], dict[str, Any]]] = {
+    "mixed formats": (SOME_KEPT_OTHERWISE, BIASED, SMALL),
+    "mixed formats, fused steps": (SOME_KEPT_OTHERWISE, BIASED, SMALL | {"step_programs": "fused"}),
+    "mixed formats, interpreted": (
+        SOME_KEPT_OTHERWISE,
+        BIASED,
+        SMALL | {"kernel_backend": "interpret"},
+    ),
+    "int8": (Quantization(WeightFormat(8)), {}, SMALL),
+    "int8 in groups, zero points": (
+        Quantization(WeightFormat(8, 32, has_zero=True), head=None),
+        {},
+        SMALL,
+    ),
+    "int4 in groups": (Quantization(WeightFormat(4, 32)), BIASED, SMALL),
+    "int4, odd width": (Quantization(WeightFormat(4)), {"intermediate_size": 85}, SMALL),
+    "int8 rows": (Quantization(WeightFormat(8, activations="int8")), BIASED, SMALL),
+    "int8 rows of one scale": (
+        Quantization(WeightFormat(8, activations="int8_static")),
+        {},
+        SMALL,
+    ),
+}
+"""The same of models whose weights are integers, which compile for long. Groups are not full."""
+
+MODELS |= {name: (changes, fields) for name, (_, changes, fields) in QUANTIZED.items()}
+
 
 def limits_of(fields: dict[str, Any]) -> Limits:
     """What the engine will say of itself: cases are known before a model is built."""
@@ -66,7 +105,8 @@ def all_cases() -> Iterator[Any]:
     for model, (_, fields) in MODELS.items():
         for circumstance, probe in cases(circumstances(limits_of(fields), PROBES), PROBES):
             name = f"{model}-{circumstance.name}-{probe.name}"
-            yield pytest.param(model, circumstance, probe, id=name)
+            marks = pytest.mark.slow if model in QUANTIZED else ()
+            yield pytest.param(model, circumstance, probe, id=name, marks=marks)
 
 
 CASES = list(all_cases())
@@ -77,8 +117,15 @@ def engine_config(factory: pytest.TempPathFactory, model: str) -> EngineConfig:
     folder = factory.mktemp("exact")
     heads = {"num_key_value_heads": 2, "head_dim": 16} | changes
     token_bytes = 2 * NUM_LAYERS * heads["num_key_value_heads"] * heads["head_dim"] * FLOAT_BYTES
+    quantization = QUANTIZED[model][0] if model in QUANTIZED else None
+    checkpoint = write_checkpoint(
+        folder / "model",
+        quantization=quantization,
+        max_position_embeddings=MAX_MODEL_LEN,
+        **changes,
+    )
     return tiny_engine_config(
-        write_checkpoint(folder / "model", max_position_embeddings=MAX_MODEL_LEN, **changes),
+        checkpoint,
         folder / "cache",
         kv_cache_bytes=NUM_PAGES * PAGE_SIZE * token_bytes,
         **fields,
@@ -127,6 +174,18 @@ def test_fused_and_layered_steps_give_the_same_bits(
     """
     layered, fused = (
         lab_of(labs, tmp_path_factory, model) for model in ("grouped heads", "fused steps")
+    )
+    for probe in PROBES:
+        assert difference(fused.reference(probe), layered.reference(probe)) is None
+
+
+@pytest.mark.slow
+def test_layers_of_several_formats_give_the_same_bits_in_fused_and_layered_steps(
+    labs: dict[str, Lab], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    layered, fused = (
+        lab_of(labs, tmp_path_factory, model)
+        for model in ("mixed formats", "mixed formats, fused steps")
     )
     for probe in PROBES:
         assert difference(fused.reference(probe), layered.reference(probe)) is None

@@ -37,8 +37,18 @@ FORMATS = {
     "bf16": None,
     "int8": Quantization(WeightFormat(8, 128), head=None),
     "int4": Quantization(WeightFormat(4, 128), head=None),
+    "int8-a8": Quantization(WeightFormat(8, activations="int8")),
+    "mixed": Quantization(
+        WeightFormat(4, 128, has_zero=True),
+        exceptions=(
+            ("layers.0.mlp.down_proj", WeightFormat(8, has_zero=True)),
+            ("layers.0.self_attn.k_proj", None),
+            ("layers.1.mlp.up_proj", WeightFormat(8, activations="int8_static")),
+            ("layers.1.self_attn.o_proj", WeightFormat(8, 64)),
+        ),
+    ),
 }
-"""Of the weights of the products inside the layers."""
+"""Of the products inside the layers, in the last two also of embedding and head."""
 ROWS, TOKENS = 64, 512  # of the largest decode and prefill
 PAGE_SIZE, NUM_PAGES, CONTEXT = 64, 1024, 8192
 """A pool of 8 GiB in 32 layers. Nothing that is read here depends on the number of pages, but the

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.aot
 
 MIB = 1 << 20
 MOST_TEMPORARIES = {"decode": 24 * MIB, "prefill": 64 * MIB}
+INTEGER = ("IMMA", "IGMMA")  # products of int8
 every_kind = pytest.mark.parametrize("kind", ["decode", "prefill"])
 every_format = pytest.mark.parametrize("weights", FORMATS)
 
@@ -58,9 +59,14 @@ def test_no_kernel_of_a_step_spills(findings: Findings, kind: str, weights: str)
 
 @every_format
 def test_decode_and_prefill_use_the_same_instructions(findings: Findings, weights: str):
-    """Or a token's bits would depend on which of them computed it."""
+    """Or a token's bits would depend on which of them computed it. Sums of integers are exact."""
     decode, prefill = (
-        {op for k in findings.step(kind, weights).with_products().values() for op in k.products()}
+        {
+            op
+            for k in findings.step(kind, weights).with_products().values()
+            for op in k.products()
+            if not op.startswith(INTEGER)
+        }
         for kind in ("decode", "prefill")
     )
     assert decode == prefill

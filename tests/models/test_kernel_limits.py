@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from checkpoints.formats import HEAD_FORMAT, Quantization, WeightFormat
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import decoder_for
 from pallas_kernels.backend import REFERENCE, Backend
@@ -49,3 +50,70 @@ def test_the_largest_sizes_are_taken():
         "hidden_size": 16384,
     }
     decoder_for(tiny_config(**largest), dtype=FLOAT32, backend=Backend("pallas"))
+
+
+DEEP, DEEPER = {"intermediate_size": 65536}, {"intermediate_size": 131072}
+BYTES = WeightFormat(8, activations="int8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights", "form", "message"),
+    [
+        (DEEPER, BYTES, "pallas", "int8-a8 add up at most 131071 inputs; got 131072"),
+        (DEEPER, WeightFormat(8), "reference", "int8 add up at most 131071 inputs; got 131072"),
+        (DEEP, WeightFormat(8, has_zero=True), "reference", "at most 65535 inputs; got 65536"),
+        ({"vocab_size": 2**26}, None, "pallas", "vocab_size times hidden_size is 3221225472"),
+    ],
+)
+def test_a_format_whose_products_would_be_wrong_is_refused(
+    changes: dict[str, int], weights: WeightFormat | None, form: Any, message: str
+):
+    quantization = Quantization(weights)
+    with pytest.raises(ConfigError, match=f"config.json: .*{message}"):
+        decoder_for(
+            tiny_config(**changes),
+            dtype=FLOAT32,
+            backend=Backend(form),
+            quantization=quantization,
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights", "form"),
+    [
+        (DEEPER, WeightFormat(8), "pallas"),
+        (DEEPER, WeightFormat(8, 128), "reference"),
+        (DEEPER, WeightFormat(4), "reference"),
+        (DEEP, BYTES, "pallas"),
+        ({"vocab_size": 2**26}, None, "reference"),
+    ],
+)
+def test_a_format_whose_sums_fit_is_taken(
+    changes: dict[str, int], weights: WeightFormat | None, form: Any
+):
+    quantization = Quantization(weights)
+    decoder_for(
+        tiny_config(**changes), dtype=FLOAT32, backend=Backend(form), quantization=quantization
+    )
+
+
+def test_an_exception_is_looked_at_too():
+    exceptions = (("layers.1.mlp.down_proj", BYTES),)
+    with pytest.raises(ConfigError, match="int8-a8 add up at most 131071 inputs"):
+        decoder_for(
+            tiny_config(**DEEPER),
+            dtype=FLOAT32,
+            backend=Backend("pallas"),
+            quantization=Quantization(WeightFormat(4, 128), exceptions=exceptions),
+        )
+
+
+@pytest.mark.parametrize("head", [WeightFormat(4), WeightFormat(8, 32), BYTES])
+def test_a_head_in_another_format_is_refused(head: WeightFormat):
+    with pytest.raises(ConfigError, match=f"may be kept as int8 or not quantized; got {head.name}"):
+        decoder_for(tiny_config(), dtype=FLOAT32, quantization=Quantization(None, head))
+
+
+def test_a_head_of_bytes_or_floats_is_taken():
+    for head in (HEAD_FORMAT, None):
+        decoder_for(tiny_config(), dtype=FLOAT32, quantization=Quantization(None, head))
