@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from jax.experimental import pallas as pl
 
 from checkpoints.formats import HEAD_FORMAT, Quantization, WeightFormat
@@ -45,16 +43,11 @@ def check_formats(config: ModelConfig, quantization: Quantization, backend: Back
             f"config.json: embedding and head may be kept as {HEAD_FORMAT.name} or not quantized; "
             f"got {quantization.head.name}: quantize the model again"
         )
-    mlp, heads = config.intermediate_size, config.num_attention_heads * config.head_dim
-    deepest = max(config.hidden_size, mlp, heads)
-    for kept in _formats(quantization):
-        most = MOST_DEPTH // 2 if kept.has_zero else MOST_DEPTH
-        if _adds_integers_of_a_row(kept, backend) and deepest > most:
-            raise ConfigError(
-                f"config.json: products in {kept.name} add up at most {most} inputs; "
-                f"got {deepest}: quantize the model in groups"
-            )
-    head_bytes = config.vocab_size * config.hidden_size if quantization.head else 0
+    dim, heads = config.hidden_size, config.num_attention_heads * config.head_dim
+    _check_depth(quantization.head, dim, backend)
+    for kept in (quantization.weights, *dict(quantization.exceptions).values()):
+        _check_depth(kept, max(dim, config.intermediate_size, heads), backend)
+    head_bytes = config.vocab_size * dim if quantization.head else 0
     if backend.form != "reference" and LOWEST_BAD <= head_bytes < LOWEST_GOOD:
         raise ConfigError(
             f"config.json: GPU kernels take int8 weights of fewer than 2**31 or more than 2**32 "
@@ -62,14 +55,14 @@ def check_formats(config: ModelConfig, quantization: Quantization, backend: Back
         )
 
 
-def _formats(quantization: Quantization) -> Iterator[WeightFormat]:
-    exceptions = (kept for _, kept in quantization.exceptions)
-    for kept in (quantization.weights, quantization.head, *exceptions):
-        if kept is not None:
-            yield kept
-
-
-def _adds_integers_of_a_row(kept: WeightFormat, backend: Backend) -> bool:
-    """In int32, which bounds how many there may be."""
+def _check_depth(kept: WeightFormat | None, num_inputs: int, backend: Backend) -> None:
+    """Products of int8 by int8 under one scale are added up in int32."""
+    if kept is None or kept.bits == 4 or kept.group_size is not None:
+        return
     is_integer = backend.form == "reference" or kept.activations != "float"
-    return is_integer and kept.bits == 8 and kept.group_size is None
+    most = MOST_DEPTH // 2 if kept.has_zero else MOST_DEPTH
+    if is_integer and num_inputs > most:
+        raise ConfigError(
+            f"config.json: products in {kept.name} add up at most {most} inputs; "
+            f"got {num_inputs}: quantize the model in groups"
+        )
