@@ -31,6 +31,7 @@ LENGTHS = (1, 2, 16, 17, 31, 100, 128, 129, 200, 5, 40, 33)
 PROBES = random_probes(LENGTHS, VOCAB_SIZE, seed=0)
 SMALL: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 64}
 LARGE: dict[str, Any] = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
+BIASED: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
 
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grouped heads": ({}, LARGE),
@@ -48,12 +49,20 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "head dim 80": ({"num_attention_heads": 4, "head_dim": 80}, SMALL),
     "fused steps": ({}, SMALL | {"step_programs": "fused"}),
     "GPU kernels, interpreted": ({}, SMALL | {"kernel_backend": "interpret"}),
+    "mixed formats": (BIASED, SMALL),
+    "mixed formats, fused steps": (BIASED, SMALL | {"step_programs": "fused"}),
+    "mixed formats, interpreted": (BIASED, SMALL | {"kernel_backend": "interpret"}),
+    "int8": ({}, SMALL),
+    "int8 in groups, zero points": ({}, SMALL),
+    "int4 in groups": (BIASED, SMALL),
+    "int4, odd width": ({"intermediate_size": 85}, SMALL),
+    "int8 rows": (BIASED, SMALL),
+    "int8 rows of one scale": ({}, SMALL),
 }
 """Changes of config.json, and fields of the engine's configuration."""
 
-INT4 = WeightFormat(4, 32, has_zero=True)
 SOME_KEPT_OTHERWISE = Quantization(
-    INT4,
+    WeightFormat(4, 32, has_zero=True),
     exceptions=(
         ("layers.0.mlp.down_proj", WeightFormat(8, activations="int8")),
         ("layers.0.self_attn.k_proj", None),
@@ -61,33 +70,18 @@ SOME_KEPT_OTHERWISE = Quantization(
         ("layers.1.self_attn.o_proj", WeightFormat(4, 64)),
     ),
 )
-BIASED: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
-QUANTIZED: dict[str, tuple[Quantization, dict[str, Any], dict[str, Any]]] = {
-    "mixed formats": (SOME_KEPT_OTHERWISE, BIASED, SMALL),
-    "mixed formats, fused steps": (SOME_KEPT_OTHERWISE, BIASED, SMALL | {"step_programs": "fused"}),
-    "mixed formats, interpreted": (
-        SOME_KEPT_OTHERWISE,
-        BIASED,
-        SMALL | {"kernel_backend": "interpret"},
-    ),
-    "int8": (Quantization(WeightFormat(8)), {}, SMALL),
-    "int8 in groups, zero points": (
-        Quantization(WeightFormat(8, 32, has_zero=True), head=None),
-        {},
-        SMALL,
-    ),
-    "int4 in groups": (Quantization(WeightFormat(4, 32)), BIASED, SMALL),
-    "int4, odd width": (Quantization(WeightFormat(4)), {"intermediate_size": 85}, SMALL),
-    "int8 rows": (Quantization(WeightFormat(8, activations="int8")), BIASED, SMALL),
-    "int8 rows of one scale": (
-        Quantization(WeightFormat(8, activations="int8_static")),
-        {},
-        SMALL,
-    ),
+QUANTIZED: dict[str, Quantization] = {
+    "mixed formats": SOME_KEPT_OTHERWISE,
+    "mixed formats, fused steps": SOME_KEPT_OTHERWISE,
+    "mixed formats, interpreted": SOME_KEPT_OTHERWISE,
+    "int8": Quantization(WeightFormat(8)),
+    "int8 in groups, zero points": Quantization(WeightFormat(8, 32, has_zero=True), head=None),
+    "int4 in groups": Quantization(WeightFormat(4, 32)),
+    "int4, odd width": Quantization(WeightFormat(4)),
+    "int8 rows": Quantization(WeightFormat(8, activations="int8")),
+    "int8 rows of one scale": Quantization(WeightFormat(8, activations="int8_static")),
 }
-"""The same of models whose weights are integers, which compile for long. Groups are not full."""
-
-MODELS |= {name: (changes, fields) for name, (_, changes, fields) in QUANTIZED.items()}
+"""Of these models. They compile for long; groups are not full."""
 
 
 def limits_of(fields: dict[str, Any]) -> Limits:
@@ -117,10 +111,9 @@ def engine_config(factory: pytest.TempPathFactory, model: str) -> EngineConfig:
     folder = factory.mktemp("exact")
     heads = {"num_key_value_heads": 2, "head_dim": 16} | changes
     token_bytes = 2 * NUM_LAYERS * heads["num_key_value_heads"] * heads["head_dim"] * FLOAT_BYTES
-    quantization = QUANTIZED[model][0] if model in QUANTIZED else None
     checkpoint = write_checkpoint(
         folder / "model",
-        quantization=quantization,
+        quantization=QUANTIZED.get(model),
         max_position_embeddings=MAX_MODEL_LEN,
         **changes,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,21 +31,22 @@ def rounded(kept: WeightFormat) -> QTensor:
     return round_to_nearest(weight + 0.5, kept)
 
 
-def held(weight: QTensor, *, is_unpacked: bool) -> IntegerWeight:
+def held(weight: QTensor, *, is_unpacked: bool) -> dict[str, Any]:
     """As load_product.py places it."""
-    if is_unpacked and weight.format.bits == 4 and weight.zero is not None:
-        size = weight.format.group_size or INPUTS
-        middle = np.repeat(weight.zero.T, size, axis=1)[:, :INPUTS]
-        return IntegerWeight(weight.q - middle, weight.scale)
-    if is_unpacked:
-        return IntegerWeight(weight.q, weight.scale, weight.zero)
-    return IntegerWeight(**weight.parts())
+    if not is_unpacked or weight.format.bits == 8:
+        return weight.parts()
+    if weight.zero is None:
+        return {"q": weight.q, "scale": weight.scale}
+    size = weight.format.group_size or INPUTS
+    middle = np.repeat(weight.zero.T, size, axis=1)[:, :INPUTS]
+    return {"q": weight.q - middle, "scale": weight.scale}
 
 
-def multiply(x: np.ndarray, weight: IntegerWeight, kept: WeightFormat, backend: Backend):
+def multiply(
+    x: np.ndarray, parts: dict[str, Any], kept: WeightFormat, backend: Backend
+) -> np.ndarray:
     product = partial(quantized_product, kept=kept, out_dtype=jnp.float32, backend=backend)
-    parts = weight.q, weight.scale, weight.zero, weight.x_scale
-    return np.asarray(jax.jit(lambda x, *w: product(x, IntegerWeight(*w)))(x, *parts))
+    return np.asarray(jax.jit(lambda x, parts: product(x, IntegerWeight(**parts)))(x, parts))
 
 
 def rows() -> np.ndarray:
@@ -69,8 +71,8 @@ def test_int8_rows(form: str, is_static: bool):
     backend = REFERENCE if form == "reference" else Backend("interpret")
     kept = WeightFormat(8, activations="int8_static" if is_static else "int8")
     weight, x = rounded(kept), rows()
-    x_scale = X_SCALE if is_static else None
-    got = multiply(x, IntegerWeight(weight.q, weight.scale, None, x_scale), kept, backend)
+    own = {"x_scale": X_SCALE} if is_static else {}
+    got = multiply(x, weight.parts() | own, kept, backend)
     scale = X_SCALE if is_static else np.abs(x).max(axis=1, keepdims=True) / 127
     xq = np.clip(np.rint(x / scale), -127, 127)
     assert (np.abs(x) > 127.5 * scale).any() == is_static
