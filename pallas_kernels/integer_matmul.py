@@ -49,10 +49,17 @@ def integer_matmul(
         if zero is not None:
             sums = terms[:, start : start + size].astype(jnp.int32).sum(axis=1, keepdims=True)
             part = part - sums * zero[group].astype(jnp.int32)[None, :]
-        scaled = _joined(part, num_terms) * scale[group][None, :]
+        scaled = _times(_joined(part, num_terms), scale[group][None, :])
         total = scaled if total is None else total + scaled
     assert total is not None
-    return (total * row_scale[:, None]).astype(out_dtype)
+    return _times(total, row_scale[:, None]).astype(out_dtype)
+
+
+def _times(total: jax.Array, scale: jax.Array) -> jax.Array:
+    """Behind a select: an addition that follows (of a group, a bias, a residual) cannot be fused
+    with it into one multiply-add, which one program would do and another not.
+    """
+    return jnp.where(scale == 0, 0.0, total * scale)
 
 
 def terms_of(

@@ -135,7 +135,9 @@ class QuantizedEmbedding(nnx.Module):
         """int32[T] -> float[T, E]."""
         rows = self.q[...].at[token_ids].get(mode="promise_in_bounds")
         scale = self.scale[...][0].at[token_ids].get(mode="promise_in_bounds")
-        return (rows.astype(jnp.float32) * scale[:, None]).astype(self.dtype)
+        # Behind a select, or the residual stream's next sum would make a multiply-add of it.
+        wide = jnp.where(scale[:, None] == 0, 0.0, rows.astype(jnp.float32) * scale[:, None])
+        return wide.astype(self.dtype)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """float[N, E] -> float32[N, V]."""
