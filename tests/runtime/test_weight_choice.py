@@ -167,6 +167,25 @@ def test_a_budget_is_a_number_of_nats(max_kl: float):
         ModelSource(max_kl=max_kl)
 
 
+def test_the_default_model_is_rounded_on_a_cpu(default_model: Path):
+    checkpoint = open_checkpoint(default_model)
+    choice = choose(checkpoint, is_int8_fast=True)
+    assert choice.quantization == INT8
+    assert choice.certificate is not None
+    assert choice.certificate.original == checkpoint.version
+    checkpoint.close()
+
+
+@pytest.mark.parametrize("path", sorted(certificate.SHIPPED.glob("*.json")), ids=lambda p: p.name)
+def test_a_shipped_certificate_is_of_what_rounding_gives_today(path: Path):
+    """Where this fails, rounding has changed, and the certificate must be measured again."""
+    found = Certificate.from_json(json.loads(path.read_bytes()), path.name)
+    forms = [rounded_version(found.original, form) for form in ON_THE_FLY.values()]
+    assert found.quantized in forms
+    assert found.num_held_out_tokens >= 10_000
+    assert found.kl <= ModelSource().max_kl
+
+
 def test_all_that_differs_in_format_differs_in_version():
     kinds = [WeightFormat(8), WeightFormat(8, 32), WeightFormat(8, has_zero=True), WeightFormat(4)]
     forms = [Quantization(kept) for kept in kinds]
