@@ -2,15 +2,18 @@
 
 The model says what it needs as a list of `WeightSpec`; every shape is checked before the first
 allocation, every tensor must be used and every spec filled. The only file of this package that
-imports JAX. Host memory: the mapped file and one converted tensor.
+imports JAX. Host memory: the mapped file and, for each thread, about one converted tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -20,6 +23,8 @@ from checkpoints.aligned import aligned_empty, row_chunks
 from checkpoints.errors import CheckpointError
 from checkpoints.load_product import ProductSpec, check_parts, read_product
 from checkpoints.source import TensorInfo, TensorSource
+
+R = TypeVar("R")
 
 MAX_LISTED = 5
 Infos = dict[str, TensorInfo]
@@ -49,6 +54,7 @@ def load_params(
     ignore: Sequence[str] = (),
     progress: Callable[[int], None] | None = None,
     is_quantized: bool = False,
+    num_threads: int = 1,
     file: str,
 ) -> dict[str, Any]:
     """Fill every spec and use every tensor.
@@ -61,6 +67,7 @@ def load_params(
         progress: called after each tensor with its bytes in the source (`TensorInfo.nbytes`).
         is_quantized: the source says that it is: floats for a quantized product are refused, not
             rounded.
+        num_threads: that read and convert; `put` and `progress` are called by the caller's own.
         file: what error messages call the source.
     Returns: a nested dict; where a path has an int, a list.
     Raises: CheckpointError for a missing, left-over or wrongly shaped tensor, scales that are no
@@ -71,16 +78,39 @@ def load_params(
     for spec, infos in zip(specs, chosen, strict=True):
         _check(spec, infos, file)
     target = np.dtype(dtype)
-    tree: dict[str | int, Any] = {}
-    for spec, infos in zip(specs, chosen, strict=True):
+
+    def made(spec: WeightSpec | ProductSpec, infos: Infos) -> dict[tuple[str | int, ...], Any]:
         if isinstance(spec, WeightSpec):
-            _place(tree, spec.path, put(_converted(source, infos["weight"], target)))
-        else:
-            for name, part in read_product(source, infos, spec, file).items():
-                _place(tree, (*spec.path, name), put(part))
-        if progress is not None:
-            progress(sum(info.nbytes for info in infos.values()))
+            return {spec.path: _converted(source, infos["weight"], target)}
+        parts = read_product(source, infos, spec, file)
+        return {(*spec.path, name): part for name, part in parts.items()}
+
+    tree: dict[str | int, Any] = {}
+    with closing(_in_order(made, zip(specs, chosen, strict=True), num_threads)) as results:
+        for infos, arrays in zip(chosen, results, strict=True):
+            for path, array in arrays.items():
+                _place(tree, path, put(array))
+            if progress is not None:
+                progress(sum(info.nbytes for info in infos.values()))
     return _with_lists(tree)
+
+
+def _in_order(
+    function: Callable[..., R], arguments: Iterable[tuple[Any, ...]], num_threads: int
+) -> Generator[R]:
+    """Results in the order of their arguments; at most num_threads + 1 are under way or waiting."""
+    waiting: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(num_threads) as pool:
+        try:
+            for each in arguments:
+                waiting.append(pool.submit(function, *each))
+                if len(waiting) > num_threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 def _choose(

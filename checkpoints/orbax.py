@@ -55,9 +55,10 @@ class OrbaxSource:
         return self._known(name)[2]
 
     def read(self, name: str, slices: tuple[slice, ...] | None = None) -> np.ndarray:
-        if self._last is None or self._last[0] != name:
-            self._last = name, self._restored(name)
-        tensor = self._last[1]
+        last = self._last  # another thread may replace it
+        if last is None or last[0] != name:
+            self._last = last = name, self._restored(name)
+        tensor = last[1]
         return tensor if slices is None else tensor[slices]
 
     def close(self) -> None:

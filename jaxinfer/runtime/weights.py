@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 IGNORED_TENSORS = ("*.rotary_emb.inv_freq",)  # recomputed from the configuration
 HEAD = "lm_head.weight"
+MAX_THREADS = 4  # that convert and round; each holds a tensor
 
 
 def load_weights(
@@ -63,6 +65,7 @@ def load_weights(
             ignore=ignored,
             progress=advance,
             is_quantized=found is not None,
+            num_threads=min(MAX_THREADS, os.cpu_count() or 1),
             file=file,
         )
 
