@@ -41,7 +41,7 @@ class TensorSource(Protocol):
         """The tensor, or the part of it that `slices` (one per leading axis) select.
 
         Where no conversion is needed this is a read-only view of the mapped file: copy what must
-        outlive a change of the file on disk.
+        outlive a change of the file on disk. Several threads may read at once.
         Raises: CheckpointError if there is no such tensor.
         """
         ...

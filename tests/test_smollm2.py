@@ -32,6 +32,7 @@ def llm(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     config = replace(
         EngineConfig(),
         model=str(default_model),
+        quantization="none",
         cache_dir=str(tmp_path_factory.mktemp("cache")),
         max_num_seqs=8,
         kv_cache_bytes=2**29,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,33 @@ def test_only_this_file_of_the_package_imports_jax():
         "assert 'jax' not in sys.modules; assert 'huggingface_hub' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(aligned.__file__).parents[1])
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_threads_change_nothing_and_the_caller_puts_in_order(num_threads: int):
+    tensors = {f"t{i}": np.full((3, 4), i, np.float32) for i in range(20)}
+    specs = [spec(name, 3, 4) for name in tensors]
+    own, seen = threading.get_ident(), list[float]()
+
+    def put(array: np.ndarray) -> np.ndarray:
+        assert threading.get_ident() == own
+        seen.append(float(array[0, 0]))
+        return array
+
+    params = load_all(DictSource(**tensors), specs, put=put, num_threads=num_threads)
+    assert seen == list(range(20))
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(params[name], tensor)
+
+
+def test_what_fails_in_a_thread_is_raised_and_no_more_is_read():
+    class Failing(DictSource):
+        def read(self, name: str, slices: tuple[slice, ...] | None = None) -> np.ndarray:
+            if name == "t2":
+                raise CheckpointError("f: tensor 't2' is damaged")
+            return super().read(name, slices)
+
+    source = Failing(**{f"t{i}": ones(3) for i in range(50)})
+    with pytest.raises(CheckpointError, match="'t2' is damaged"):
+        load_all(source, [spec(name, 3) for name in source.tensors], num_threads=2)
+    assert source.num_read < 10
