@@ -15,7 +15,7 @@ from checkpoints.formats import WeightFormat
 from checkpoints.rounding import finite, round_to_nearest
 
 ALPHAS = tuple(i / 10 for i in range(1, 11))  # how much is moved; 0, nothing, is tried too
-MAX_ROWS = 512  # of the inputs, evenly spaced, that candidates are judged by
+MAX_ROWS = 256  # of the inputs, evenly spaced, that candidates are judged by
 LEAST = 1e-5  # of the largest channel: a quieter one counts as this loud
 LEVELS = 127  # of int8 inputs, on each side of 0
 
@@ -51,7 +51,7 @@ def search_scales(
     weights, inputs = [finite(weight) for weight in weights], finite(inputs)
     heads = _heads(inputs.shape[1], tied, head_dim)
     sample = inputs[:: -(-len(inputs) // MAX_ROWS)]
-    trial = _Trial(weights, sample, np.square(inputs).mean(axis=0), kept)
+    trial = _Trial(weights, sample, kept)
     nothing = np.ones(inputs.shape[1], np.float32)
     before = trial.error(nothing)
     best = ChannelScales(nothing, 0.0, before, before)
@@ -65,22 +65,16 @@ def search_scales(
 class _Trial:
     """Rounds the products under a candidate, and compares."""
 
-    def __init__(
-        self,
-        weights: Sequence[np.ndarray],
-        inputs: np.ndarray,
-        power: np.ndarray,
-        kept: WeightFormat,
-    ):
-        self._weights, self._inputs, self._power, self._kept = weights, inputs, power, kept
+    def __init__(self, weights: Sequence[np.ndarray], inputs: np.ndarray, kept: WeightFormat):
+        self._weights, self._inputs, self._kept = weights, inputs, kept
         self._wanted = [inputs @ weight.T for weight in weights]
         self._outputs = sum(float(np.square(wanted).sum()) for wanted in self._wanted)
 
     def error(self, scales: np.ndarray) -> float:
-        x, importance = self._rounded(self._inputs / scales), self._power / np.square(scales)
+        x = self._rounded(self._inputs / scales)
         lost = 0.0
         for weight, wanted in zip(self._weights, self._wanted, strict=True):
-            rounded = round_to_nearest(weight * scales, self._kept, importance=importance)
+            rounded = round_to_nearest(weight * scales, self._kept, search_clip=False)
             lost += float(np.square(x @ rounded.dequantized().T - wanted).sum())
         return lost / self._outputs if self._outputs > 0 else 0.0
 

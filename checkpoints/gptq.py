@@ -1,9 +1,9 @@
 """GPTQ: integers chosen one input after another, each making up for the errors before it
 (arXiv:2210.17323).
 
-In the form of a decision feedback (arXiv:2507.18553): with H = L L^T, L lower triangular, the output
-error of a row of errors e is |e L|^2, and its part j knows of the inputs from j on only. So inputs
-are rounded from the last to the first, and the inverse of H is not needed. Numpy only.
+In the form of a decision feedback (arXiv:2507.18553): with H = L L^T, L lower triangular, the
+output error of a row of errors e is |e L|^2, whose part j knows of the inputs from j on only. So
+inputs are rounded from the last to the first, and the inverse of H is not needed. Numpy only.
 """
 
 from __future__ import annotations

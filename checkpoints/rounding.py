@@ -15,7 +15,7 @@ from checkpoints.qtensor import QTensor
 
 LEAST_SCALE = 2.0**-100  # smaller ones are 0: far from what a device may flush to 0
 PIECE = 1 << 17  # weights at once
-CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)  # of a group's reach, tried by the search
+CLIPS = (1.0, 0.93, 0.86, 0.79, 0.72, 0.65)  # of a group's reach, tried by the search
 LEAST_IMPORTANCE = 1e-3  # of the mean: an input that calibration never met still counts a little
 
 
@@ -65,18 +65,20 @@ def scales_of(
     """float32[G, N] scales and int8[G, N] zero points of a finite float32[N, K].
 
     Args:
+        importance: float[K], what an error at each input counts.
         search_clip: scales of least squared error, which may clip the largest weights, instead of
-            those that reach each group's extremes; of 4 bits only.
+            those that reach each group's extremes. Of 8 bits they always reach them.
     """
+    # On layers of SmolLM2 the search lowers the squared error by 20 % (4 bits, groups of 128) and
+    # by 45 % (one scale per output); of 8 bits by 2.5 % and 0.5 %, for three times the time.
     search = search_clip and kept.bits == 4
-    counts = _counts(importance, kept, weight.shape[1]) if search else None
+    counts = _counts(importance, kept) if search else None
     groups = kept.groups(weight.shape[1])
     scale = np.zeros((groups, len(weight)), np.float32)
     zero = np.zeros((groups, len(weight)), np.int8)
     for rows in pieces(weight):
-        piece = grouped(weight[rows], kept)
-        reach = _reach(piece)
-        found = _searched(piece / reach, kept, counts) if search else _extremes(piece / reach, kept)
+        piece, reach = _normalised(grouped(weight[rows], kept))
+        found = _searched(piece, kept, counts) if search else _extremes(piece, kept)
         scale[:, rows] = _sound(found[0] * reach)[..., 0].T
         zero[:, rows] = found[1][..., 0].T
     return scale, zero if kept.has_zero else None
@@ -116,10 +118,12 @@ def grouped(weight: np.ndarray, kept: WeightFormat) -> np.ndarray:
     return weight.reshape(len(weight), -1, size)
 
 
-def _reach(groups: np.ndarray) -> np.ndarray:
-    """float32[N, G, 1], the largest magnitudes; 1 for groups whose scale would be 0."""
+def _normalised(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """By their largest magnitudes, float32[N, G, 1], so that no square over- or underflows; zeros
+    where the scale will be 0."""
     reach = np.maximum(groups.max(axis=2), -groups.min(axis=2))[..., None]
-    return np.where(reach < LEAST_SCALE, np.float32(1), reach)
+    is_some = reach >= LEAST_SCALE
+    return np.divide(groups, reach, out=np.zeros_like(groups), where=is_some), reach
 
 
 def _extremes(groups: np.ndarray, kept: WeightFormat) -> tuple[np.ndarray, np.ndarray]:
@@ -151,13 +155,19 @@ def _searched(
     best, best_zero = _between(least, most, kept)
     best_gain = np.full_like(best, -1)
     counted = groups if counts is None else groups * counts
+    q = np.empty_like(groups)
     for clip in CLIPS:
         scale, zero = _between(least * np.float32(clip), most * np.float32(clip), kept)
-        q = np.divide(groups, scale, out=np.zeros_like(groups), where=scale > 0)
+        np.multiply(groups, _inverse(scale), out=q)
         np.rint(q, out=q)
-        np.clip(q, low - zero, high - zero, out=q)
+        if clip < 1 or kept.has_zero:
+            np.maximum(q, low - zero, out=q)
+            np.minimum(q, high - zero, out=q)
         along = np.einsum("ngk,ngk->ng", counted, q)[..., None]
-        within = np.einsum("ngk,ngk->ng", q if counts is None else q * counts, q)[..., None]
+        q *= q
+        within = (q.sum(axis=2) if counts is None else np.einsum("ngk,gk->ng", q, counts))[
+            ..., None
+        ]
         fitted = np.divide(along, within, out=scale.copy(), where=within > 0)
         better = fitted * along > best_gain  # the error is that of all zeros less this
         best_gain = np.where(better, fitted * along, best_gain)
@@ -165,17 +175,19 @@ def _searched(
     return best, best_zero
 
 
-def _counts(
-    importance: np.ndarray | None, kept: WeightFormat, num_inputs: int
-) -> np.ndarray | None:
-    """float32[1, G, size], of mean 1."""
+def _inverse(scale: np.ndarray) -> np.ndarray:
+    return np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+
+
+def _counts(importance: np.ndarray | None, kept: WeightFormat) -> np.ndarray | None:
+    """float32[G, size], of mean 1."""
     if importance is None:
         return None
     mean = float(np.mean(importance, dtype=np.float64))
     if not mean > 0:
         return None
     counts = np.maximum(np.asarray(importance, np.float64) / mean, LEAST_IMPORTANCE)
-    return grouped(counts.astype(np.float32)[None, :num_inputs], kept)
+    return grouped(counts.astype(np.float32)[None], kept)[0]
 
 
 def _sound(scale: np.ndarray) -> np.ndarray:
