@@ -49,6 +49,8 @@ def search_scales(
     Raises: ValueError for numbers that are not finite, or sizes that do not fit.
     """
     weights, inputs = [finite(weight) for weight in weights], finite(inputs)
+    if not len(inputs) or any(weight.shape[1:] != inputs.shape[1:] for weight in weights):
+        raise ValueError(f"expected inputs of {weights[0].shape[1]} channels, got {inputs.shape}")
     heads = _heads(inputs.shape[1], tied, head_dim)
     sample = inputs[:: -(-len(inputs) // MAX_ROWS)]
     trial = _Trial(weights, sample, kept)

@@ -15,7 +15,8 @@ from checkpoints.qtensor import QTensor
 from checkpoints.rounding import finite, levels, scales_of
 
 BLOCK = 64  # inputs whose feedback on earlier ones is added in one product
-MAX_DAMPING_STEPS = 12  # each ten times the one before; far more than any matrix of squares needs
+LEAST_DAMPING = 1e-6  # where it has to be raised from nothing
+MAX_DAMPING = 10.0  # more than any matrix of squares needs
 
 
 def gptq(
@@ -96,12 +97,12 @@ def _factor(hessian: np.ndarray, damping: float) -> np.ndarray:
     hessian = hessian.astype(np.float64)
     power = np.diagonal(hessian).copy()
     mean = power.mean() if power.any() else 1.0
-    for step in range(MAX_DAMPING_STEPS):
-        added = damping * 10.0**step * mean
-        damped = hessian + np.diag(np.where(power > 0, added, mean))
+    while damping <= MAX_DAMPING:
+        damped = hessian + np.diag(np.where(power > 0, damping * mean, mean))
         try:
             lower = np.linalg.cholesky(damped)
         except np.linalg.LinAlgError:
+            damping = max(10 * damping, LEAST_DAMPING)
             continue
         return (lower / np.diagonal(lower)).astype(np.float32)
     raise ValueError("expected a hessian of real inputs (X^T X), found one far from definite")
