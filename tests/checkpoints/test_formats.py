@@ -81,7 +81,7 @@ def test_a_model_without_it_is_not_quantized():
 
 @pytest.mark.parametrize("found", [{"quant_method": "gptq", "bits": 4}, {"bits": 4}, "awq"])
 def test_another_method_s_checkpoint_is_refused_by_name(found: Any):
-    with pytest.raises(CheckpointError, match="config.json: expected quantization_config of quant"):
+    with pytest.raises(CheckpointError, match="expected quantization_config of quant_method"):
         quantization_of({"quantization_config": found}, "config.json")
 
 

@@ -65,7 +65,7 @@ def test_it_is_the_algorithm_of_the_paper(kept: WeightFormat, act_order: bool):
     if act_order:
         order = np.argsort(np.diagonal(hessian), kind="stable")[::-1]
     want = textbook(weight, hessian, kept, 0.01, order)
-    found = gptq(weight, hessian, kept, act_order=act_order)
+    found = gptq(weight, hessian, kept, act_order=act_order, damping=0.01)
     # A tie that float32 decides otherwise is made up for by later inputs, so a few may differ.
     assert (found.q == want).mean() > 0.99
 
