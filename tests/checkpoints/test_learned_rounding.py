@@ -11,7 +11,8 @@ from checkpoints.learned_rounding import learn_rounding
 from checkpoints.qtensor import QTensor
 from checkpoints.rounding import levels, round_to_nearest
 
-FORMATS = [WeightFormat(4, 32), WeightFormat(4, 32, True)]
+ASYMMETRIC = WeightFormat(4, 32, True)
+FORMATS = [ASYMMETRIC, pytest.param(WeightFormat(4, 32), marks=pytest.mark.slow)]  # a compile each
 INPUTS = 80  # the last group is shorter
 
 
@@ -31,7 +32,7 @@ def begun(weight: np.ndarray, inputs: np.ndarray, kept: WeightFormat) -> QTensor
     return round_to_nearest(weight, kept, importance=np.square(inputs).mean(axis=0))
 
 
-@pytest.mark.parametrize("kept", FORMATS, ids=lambda kept: kept.name)
+@pytest.mark.parametrize("kept", FORMATS)
 def test_the_output_error_falls(kept: WeightFormat):
     weight, inputs = world()
     found = learn_rounding(weight, inputs, kept)
@@ -44,9 +45,10 @@ def test_the_output_error_falls(kept: WeightFormat):
     assert (found.zero is not None) is kept.has_zero
 
 
+@pytest.mark.slow
 def test_steps_that_only_harm_are_forgotten(monkeypatch: pytest.MonkeyPatch):
     weight, inputs = world()
-    kept = FORMATS[1]
+    kept = ASYMMETRIC
     monkeypatch.setattr(module, "RATE", 50.0)
     found = learn_rounding(weight, inputs, kept, num_steps=3)
     want = begun(weight, inputs, kept)
@@ -55,7 +57,7 @@ def test_steps_that_only_harm_are_forgotten(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_seed_gives_the_same_integers_and_another_others():
     weight, inputs = world()
-    kept = WeightFormat(4, 32)
+    kept = ASYMMETRIC
     first, same, other = (learn_rounding(weight, inputs, kept, seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first.q, same.q)
     np.testing.assert_array_equal(first.scale, same.scale)
@@ -64,12 +66,12 @@ def test_a_seed_gives_the_same_integers_and_another_others():
 
 def test_a_shape_is_compiled_once(monkeypatch: pytest.MonkeyPatch):
     weight, inputs = world()
-    learn_rounding(weight, inputs, FORMATS[0])
+    learn_rounding(weight, inputs, ASYMMETRIC)
     monkeypatch.setattr(module, "_errors", None)  # only tracing would call it
-    learn_rounding(weight * 2, inputs + 1, FORMATS[0], seed=9)
+    learn_rounding(weight * 2, inputs + 1, ASYMMETRIC, seed=9)
 
 
-@pytest.mark.parametrize("kept", FORMATS, ids=lambda kept: kept.name)
+@pytest.mark.parametrize("kept", FORMATS)
 def test_odd_groups_stay_sound(kept: WeightFormat):
     weight, inputs = world()
     weight[0] = 0
