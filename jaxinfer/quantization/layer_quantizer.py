@@ -54,9 +54,7 @@ class LayerQuantizer:
         Raises: NotEnoughCalibration if static scales are asked for and ranges do not hold.
         """
         for site in self._sites.sites:
-            found = self._inputs.inputs(
-                layer.params, hidden, layer.x_scales, kind=kind, site=site
-            )
+            found = self._inputs.inputs(layer.params, hidden, layer.x_scales, kind=kind, site=site)
             self._look_at(f"layers.{index}.{site.name}", found)
             found = self._scaled(layer, site, found)
             if self._recipe.weights.activations == "int8_static":
@@ -72,9 +70,7 @@ class LayerQuantizer:
         self.outliers.append(outliers_of(name, found.all_largest))
         if self._recipe.weights.activations != "int8_static":
             return
-        share = covered_share(
-            found.largest, found.held_largest, factor=Criteria().range_factor
-        )
+        share = covered_share(found.largest, found.held_largest, factor=Criteria().range_factor)
         check_enough(self._calibration, {name: share})
 
     def _scaled(self, layer: LayerWeights, site: Site, found: SiteInputs) -> SiteInputs:
@@ -89,7 +85,10 @@ class LayerQuantizer:
             tied=shared if site.is_by_heads else 1,
             head_dim=config.head_dim,
         ).scales
-        layer.scale_channels(site, scales, config.head_dim, shared)
+        by_kv_head = (
+            scales.reshape(-1, shared, config.head_dim)[:, 0] if site.is_by_heads else scales
+        )
+        layer.scale_channels(site, scales, by_kv_head.reshape(-1))
         return found.scaled(scales)
 
     def _static_scale(self, layer: LayerWeights, site: Site, found: SiteInputs) -> float:
@@ -100,7 +99,9 @@ class LayerQuantizer:
         keys = self._sites.key_rows
         assert keys is not None
         queries, own = (
-            layer.product_of(product, found.rows).reshape(len(found.rows), -1, self._config.head_dim)
+            layer.product_of(product, found.rows).reshape(
+                len(found.rows), -1, self._config.head_dim
+            )
             for product in (keys.queries, keys.keys)
         )
         layer.scale_keys(keys, key_scales(queries, own))

@@ -39,17 +39,16 @@ class LayerWeights:
         self._quantized[product] = quantized
         self._module(product)["weight"] = quantized.dequantized()
 
-    def scale_channels(self, site: Site, scales: Floats, head_dim: int, shared: int) -> None:
+    def scale_channels(self, site: Site, scales: Floats, folded: Floats) -> None:
         """The site's inputs become their quotients by scales float32[K], with the same outputs.
 
         Args:
-            shared: query heads of head_dim channels that share a KV head, and so their scales.
+            folded: the scales by channel of what makes the inputs.
         """
         assert site.fold is not None
         for product in site.products:
             self._module(product)["weight"] = self.weight(product) * scales
-        made = scales.reshape(-1, shared, head_dim)[:, 0].reshape(-1)
-        self._divide(site.fold, made if site.is_by_heads else scales)
+        self._divide(site.fold, folded)
 
     def _divide(self, fold: Fold, scales: Floats) -> None:
         if fold.form == "rows":
@@ -97,4 +96,3 @@ class LayerWeights:
         for part in name.split("."):
             found = found[part]
         return found
-

@@ -37,7 +37,11 @@ def rounded(
 def relative_error(weight: Floats, quantized: QTensor, hessian: Floats) -> float:
     """rms(x @ (w - w')) / rms(x @ w) over the inputs whose x.T @ x is hessian; 0 of nothing."""
     before = _energy(weight, hessian)
-    return float(np.sqrt(_energy(quantized.dequantized() - weight, hessian) / before)) if before else 0.0
+    return (
+        float(np.sqrt(_energy(quantized.dequantized() - weight, hessian) / before))
+        if before
+        else 0.0
+    )
 
 
 def _energy(weight: Floats, hessian: Floats) -> float:

@@ -36,7 +36,9 @@ class FloatTensors:
                 f"{self._file}: expected a model of floats, found one that is quantized already; "
                 "give the model that it was made from"
             )
-        ignored = (*IGNORED_TENSORS, HEAD) if decoder.config.tie_word_embeddings else IGNORED_TENSORS
+        ignored = (
+            (*IGNORED_TENSORS, HEAD) if decoder.config.tie_word_embeddings else IGNORED_TENSORS
+        )
         self._check_left_over(ignored)
 
     def top(self) -> Params:
