@@ -82,7 +82,7 @@ def test_the_tensors_are_those_that_the_model_loads_and_it_answers_alike(model: 
     four = logits_of(model, int4.tensors, int4.quantized.quantization)
     assert int4.quantized.quantization == Quantization(INT4)
     assert (
-        0 < np.abs(four - whole).mean() < 0.3 * np.abs(whole - whole.mean(axis=1)[:, None]).mean()
+        0 < np.abs(four - whole).mean() < 0.5 * np.abs(whole - whole.mean(axis=1)[:, None]).mean()
     )
 
 
