@@ -6,7 +6,7 @@ The layer is the model's own, in float; int8 activations are rounded as a server
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,28 +28,35 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SiteInputs:
-    """Of one site, over all windows; the held part is every eighth sample (windows.py)."""
+    """Of one site. Every eighth sample is held, so that what was learned can be checked."""
 
-    hessian: Floats  # [K, K]: x.T @ x / tokens of all
-    held_hessian: Floats  # the same of the held part; zeros if nothing is held
-    largest: Floats  # [K]: magnitudes, without the held part
+    hessian: Floats  # [K, K]: x.T @ x / tokens of what is not held
+    held_hessian: Floats  # the same of what is held; zeros of nothing
+    held_share: float  # of the tokens
+    largest: Floats  # [K]: magnitudes of what is not held
     held_largest: Floats
-    rows: Floats  # [R, K]: some of them
+    rows: Floats  # [R, K]: some of all
 
-    def scaled(self, scales: Floats) -> SiteInputs:
-        """The same with channels divided by scales."""
-        both = np.outer(scales, scales)
-        return SiteInputs(
-            self.hessian / both,
-            self.held_hessian / both,
-            self.largest / scales,
-            self.held_largest / scales,
-            self.rows / scales,
-        )
+    @property
+    def all_hessian(self) -> Floats:
+        share = np.float32(self.held_share)
+        return (1 - share) * self.hessian + share * self.held_hessian
 
     @property
     def all_largest(self) -> Floats:
         return np.maximum(self.largest, self.held_largest)
+
+    def scaled(self, scales: Floats) -> SiteInputs:
+        """The same with channels divided by scales."""
+        both = np.outer(scales, scales)
+        return replace(
+            self,
+            hessian=self.hessian / both,
+            held_hessian=self.held_hessian / both,
+            largest=self.largest / scales,
+            held_largest=self.held_largest / scales,
+            rows=self.rows / scales,
+        )
 
 
 class LayerInputs:
@@ -116,11 +123,12 @@ class LayerInputs:
         held = sum(window.num_tokens for window in self._windows if window.is_held)
         total = sum(window.num_tokens for window in self._windows)
         return SiteInputs(
-            (products[0] + products[1]) / np.float32(total),
-            products[1] / np.float32(max(1, held)),
-            largest[0],
-            largest[1],
-            np.concatenate(rows),
+            hessian=products[0] / np.float32(max(1, total - held)),
+            held_hessian=products[1] / np.float32(max(1, held)),
+            held_share=held / total,
+            largest=largest[0],
+            held_largest=largest[1],
+            rows=np.concatenate(rows),
         )
 
     def _all_scales(self, x_scales: Mapping[str, float]) -> dict[str, Any]:

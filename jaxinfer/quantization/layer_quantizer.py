@@ -110,13 +110,13 @@ class LayerQuantizer:
         recipe, weight = self._recipe, layer.weight(product)
         kept = recipe.weights
         quantized = rounded(weight, found, kept, recipe.method, seed=self._seed)
-        error = relative_error(weight, quantized, found.hessian)
+        error = relative_error(weight, quantized, found.all_hessian)
         if recipe.keep_at_8_bits is not None and error > recipe.keep_at_8_bits:
             kept = self.exceptions[name] = recipe.spared
             quantized = rounded(weight, found, kept, recipe.method, seed=self._seed)
-            error = relative_error(weight, quantized, found.hessian)
+            error = relative_error(weight, quantized, found.all_hessian)
         nearest = round_to_nearest(weight, kept, search_clip=False)
         self.errors.append(
-            LayerError(name, kept.name, error, relative_error(weight, nearest, found.hessian))
+            LayerError(name, kept.name, error, relative_error(weight, nearest, found.all_hessian))
         )
         layer.quantize(product, quantized)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -22,16 +20,28 @@ def rounded(
     weight: Floats, inputs: SiteInputs, kept: WeightFormat, method: Method, *, seed: int
 ) -> QTensor:
     """float32[N, K] in the format `kept`."""
-    ways: dict[str, Callable[[], QTensor]] = {
-        "nearest": lambda: round_to_nearest(weight, kept),
-        "gptq": lambda: gptq(weight, inputs.hessian, kept),
-        "learned": lambda: learn_rounding(weight, inputs.rows, kept, seed=seed),
-    }
-    if method != "auto":
-        return ways[method]()
-    names = ("nearest", "gptq") if kept.bits == 8 else ("gptq", "learned")
-    found = [ways[name]() for name in names]
-    return min(found, key=lambda q: relative_error(weight, q, inputs.hessian))
+    chosen = _better(weight, inputs, kept) if method == "auto" else method
+    match chosen:
+        case "weighted":
+            return _weighted(weight, inputs.all_hessian, kept)
+        case "gptq":
+            return gptq(weight, inputs.all_hessian, kept)
+        case "learned":
+            return learn_rounding(weight, inputs.rows, kept, seed=seed)
+        case _:
+            return round_to_nearest(weight, kept)
+
+
+def _better(weight: Floats, inputs: SiteInputs, kept: WeightFormat) -> str:
+    """What does better on inputs that it did not see."""
+    ways = {"gptq": gptq, "weighted": _weighted}
+    tried = {name: way(weight, inputs.hessian, kept) for name, way in ways.items()}
+    return min(tried, key=lambda name: relative_error(weight, tried[name], inputs.held_hessian))
+
+
+def _weighted(weight: Floats, hessian: Floats, kept: WeightFormat) -> QTensor:
+    """To the nearest, clipped by how loud the inputs are."""
+    return round_to_nearest(weight, kept, importance=np.diagonal(hessian))
 
 
 def relative_error(weight: Floats, quantized: QTensor, hessian: Floats) -> float:

@@ -23,8 +23,10 @@ class Recipe:
 
     weights: WeightFormat  # of the products inside the layers
     head: WeightFormat | None = HEAD_FORMAT  # of embedding and head; None: float
-    method: Method = "auto"  # auto: per product the one of nearest, gptq and, with 4 bits, learned
-    # that has the least error on calibration inputs kept apart
+    method: Method = (
+        "auto"  # auto: gptq, or nearest with clipping by the inputs for a product where
+    )
+    # that has less error on calibration inputs kept apart
     migrate: bool = True  # channels are scaled where that folds exactly (sites.py)
     migrate_keys: bool = False  # keys are scaled for an int8 KV cache, queries against it
     keep_at_8_bits: float | None = None  # relative error above which a 4-bit product gets 8 bits

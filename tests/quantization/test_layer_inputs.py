@@ -44,7 +44,8 @@ def test_inputs_are_those_of_real_tokens_held_ones_apart(tiny: TinyDecoder):
     every = [normed(tiny, sample.token_ids) for sample in calibration.samples]
     learned, held = np.concatenate(every[:7]), every[7]
     both = np.concatenate([learned, held])
-    np.testing.assert_allclose(found.hessian, both.T @ both / 53, atol=1e-5)
+    np.testing.assert_allclose(found.hessian, learned.T @ learned / 46, atol=1e-5)
+    np.testing.assert_allclose(found.all_hessian, both.T @ both / 53, atol=1e-5)
     np.testing.assert_allclose(found.held_hessian, held.T @ held / 7, atol=1e-5)
     np.testing.assert_allclose(found.largest, np.abs(learned).max(axis=0), rtol=1e-5)
     np.testing.assert_allclose(found.held_largest, np.abs(held).max(axis=0), rtol=1e-5)
@@ -55,7 +56,7 @@ def test_scaling_inputs_scales_all_that_is_known_of_them():
     rows = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
     hessian, largest = rows.T @ rows / 30, np.abs(rows).max(axis=0)
     scales = np.float32([1, 2, 4, 0.5])
-    scaled = SiteInputs(hessian, hessian, largest / 2, largest, rows).scaled(scales)
+    scaled = SiteInputs(hessian, hessian, 0.5, largest / 2, largest, rows).scaled(scales)
     np.testing.assert_array_equal(scaled.rows, rows / scales)
     np.testing.assert_allclose(scaled.hessian, scaled.rows.T @ scaled.rows / 30, rtol=1e-4)
     np.testing.assert_array_equal(scaled.held_hessian, scaled.hessian)
