@@ -39,8 +39,8 @@ class SiteInputs:
 
     @property
     def all_hessian(self) -> Floats:
-        share = np.float32(self.held_share)
-        return (1 - share) * self.hessian + share * self.held_hessian
+        more = self.held_hessian - self.hessian
+        return self.hessian + np.float32(self.held_share) * more
 
     @property
     def all_largest(self) -> Floats:

@@ -11,7 +11,7 @@ ONES = np.ones(4, np.float32)
 
 
 def test_without_outliers_the_scale_reaches_the_largest():
-    rows = np.float32([[1.27, -1.27, 1.27, -1.27]])
+    rows = np.array([[1.27, -1.27, 1.27, -1.27]], np.float32)
     assert static_scale(rows, 1.27, ONES) == pytest.approx(0.01)
 
 
@@ -25,7 +25,7 @@ def test_a_channel_without_weights_decides_nothing():
     rows = np.random.default_rng(0).uniform(-1, 1, (1000, 4)).astype(np.float32)
     rows[:, 0] *= 40
     seen = static_scale(rows, 40.0, ONES)
-    assert static_scale(rows, 40.0, np.float32([0, 1, 1, 1])) < seen / 16
+    assert static_scale(rows, 40.0, np.array([0, 1, 1, 1], np.float32)) < seen / 16
 
 
 def test_inputs_of_zeros_have_a_scale():

@@ -54,9 +54,11 @@ def test_inputs_are_those_of_real_tokens_held_ones_apart(tiny: TinyDecoder):
 
 def test_scaling_inputs_scales_all_that_is_known_of_them():
     rows = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
-    hessian, largest = rows.T @ rows / 30, np.abs(rows).max(axis=0)
-    scales = np.float32([1, 2, 4, 0.5])
-    scaled = SiteInputs(hessian, hessian, 0.5, largest / 2, largest, rows).scaled(scales)
+    hessian, largest = rows.T @ rows / np.float32(30), np.abs(rows).max(axis=0)
+    scales = np.array([1, 2, 4, 0.5], np.float32)
+    scaled = SiteInputs(hessian, hessian, 0.5, largest * np.float32(0.5), largest, rows).scaled(
+        scales
+    )
     np.testing.assert_array_equal(scaled.rows, rows / scales)
     np.testing.assert_allclose(scaled.hessian, scaled.rows.T @ scaled.rows / 30, rtol=1e-4)
     np.testing.assert_array_equal(scaled.held_hessian, scaled.hessian)
@@ -75,7 +77,9 @@ def test_int8_activations_are_rounded_on_their_way_as_a_server_rounds_them(tiny:
         given[activations] = inputs.outputs(layer, hidden, scales, kind=0)[0]
     _, rope = tiny.decoder.bind_top(tiny.params).begin(jnp.arange(64), jnp.arange(64))
     run = jax.jit(
-        lambda: tiny.decoder.bind_layer(layer)(hidden[0], rope, DenseKV(tiny.decoder.config))
+        lambda: tiny.decoder.bind_layer(layer)(
+            jnp.asarray(hidden[0]), rope, DenseKV(tiny.decoder.config)
+        )
     )
     np.testing.assert_allclose(given["float"], np.asarray(run()), atol=1e-4)
     size = np.abs(given["float"]).max()

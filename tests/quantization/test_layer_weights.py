@@ -18,7 +18,7 @@ from jaxinfer.quantization.sites import LLAMA, Fold, Site
 from tests.models.tiny_decoder import TinyDecoder, load_tiny
 
 HEAD_DIM, SHARED = 16, 3
-BIASED = {"attention_bias": True, "mlp_bias": True}
+BIASED: dict[str, Any] = {"attention_bias": True, "mlp_bias": True}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def output(tiny: TinyDecoder) -> Any:
 
     @jax.jit
     def run(params: dict[str, Any]) -> jax.Array:
-        return tiny.decoder.bind_layer(params)(x, rope, DenseKV(tiny.decoder.config))
+        return tiny.decoder.bind_layer(params)(jnp.asarray(x), rope, DenseKV(tiny.decoder.config))
 
     return lambda params: np.asarray(run(params))
 
@@ -70,9 +70,12 @@ def test_a_layer_with_scaled_channels_gives_the_same(
 
 
 def test_a_norm_that_multiplies_by_one_plus_its_weight_folds():
-    params = {"norm": {"weight": np.float32([0, 1])}, "product": {"weight": np.float32([[3, 4]])}}
+    params = {
+        "norm": {"weight": np.array([0, 1], np.float32)},
+        "product": {"weight": np.array([[3, 4]], np.float32)},
+    }
     layer = LayerWeights(params)
-    scales = np.float32([2, 4])
+    scales = np.array([2, 4], np.float32)
     layer.scale_channels(Site(("product",), Fold("norm", "norm_plus_one")), scales, scales)
     assert params["norm"]["weight"].tolist() == [-0.5, -0.5]
     assert params["product"]["weight"].tolist() == [[6, 16]]
@@ -94,10 +97,12 @@ def test_scaled_keys_give_the_same_scores(tiny: TinyDecoder, output: Any):
 
 
 def test_a_file_holds_the_parts_of_quantized_products_and_floats_of_the_rest():
-    norm, weight = np.ones(2, np.float32), np.float32([[3, 4]])
+    norm, weight = np.ones(2, np.float32), np.array([[3, 4]], np.float32)
     site = Site(("product",), None)
     layer = LayerWeights({"norm": {"weight": norm}, "product": {"weight": weight}})
-    made = QTensor(np.int8([[3, 4]]), np.float32([[0.5]]), None, WeightFormat(8))
+    made = QTensor(
+        np.array([[3, 4]], np.int8), np.array([[0.5]], np.float32), None, WeightFormat(8)
+    )
     layer.quantize("product", made)
     layer.x_scales["product"] = 0.25
     assert layer.weight("product").tolist() == [[1.5, 2.0]]

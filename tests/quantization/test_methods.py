@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from checkpoints.formats import WeightFormat
@@ -11,17 +12,21 @@ from checkpoints.rounding import round_to_nearest
 from jaxinfer.quantization.layer_inputs import SiteInputs
 from jaxinfer.quantization.methods import relative_error, rounded
 
+Floats = npt.NDArray[np.float32]
 KEPT = WeightFormat(4)
 WEIGHT = np.random.default_rng(0).normal(size=(24, 16)).astype(np.float32)
 
 
-def inputs_of(seen: np.ndarray, held: np.ndarray) -> SiteInputs:
-    hessian, held_hessian = (x.T @ x / len(x) for x in (seen, held))
+def inputs_of(seen: Floats, held: Floats) -> SiteInputs:
     largest = np.abs(seen).max(axis=0)
-    return SiteInputs(hessian, held_hessian, 0.125, largest, largest, seen)
+    return SiteInputs(hessian_of(seen), hessian_of(held), 0.125, largest, largest, seen)
 
 
-def related(num: int, seed: int) -> np.ndarray:
+def hessian_of(x: Floats) -> Floats:
+    return x.T @ x / np.float32(len(x))
+
+
+def related(num: int, seed: int) -> Floats:
     """Inputs whose channels go together, so that one can make up for another."""
     rng = np.random.default_rng(seed)
     shared = rng.normal(size=(num, 3)) @ np.random.default_rng(7).normal(size=(3, 16))
@@ -33,8 +38,8 @@ def test_the_relative_error_is_that_of_the_outputs():
     made = round_to_nearest(WEIGHT, KEPT)
     outputs, off = x @ WEIGHT.T, x @ (made.dequantized() - WEIGHT).T
     wanted = np.sqrt(np.square(off).mean() / np.square(outputs).mean())
-    assert relative_error(WEIGHT, made, x.T @ x / 500) == pytest.approx(wanted, rel=1e-3)
-    assert relative_error(0 * WEIGHT, round_to_nearest(0 * WEIGHT, KEPT), x.T @ x) == 0
+    assert relative_error(WEIGHT, made, hessian_of(x)) == pytest.approx(wanted, rel=1e-3)
+    assert relative_error(0 * WEIGHT, round_to_nearest(0 * WEIGHT, KEPT), hessian_of(x)) == 0
 
 
 def test_auto_takes_gptq_where_it_holds_on_unseen_inputs():

@@ -8,7 +8,7 @@ from jaxinfer.quantization.outliers import Outliers, line_of, outliers_of
 
 
 def test_channels_above_the_ratio_are_outliers():
-    found = outliers_of("layers.0.mlp.down_proj", np.float32([1, 1, 50, 20, 1, 21, 1, 1]))
+    found = outliers_of("layers.0.mlp.down_proj", np.array([1, 1, 50, 20, 1, 21, 1, 1], np.float32))
     assert found == Outliers("layers.0.mlp.down_proj", (2, 5), (50.0, 21.0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ INT4 = WeightFormat(4, 64, has_zero=True)
 )
 def test_what_cannot_be_done_is_refused(fields: dict[str, Any], named: str):
     with pytest.raises(ConfigError, match=named):
-        Recipe(**({"weights": INT4} | fields))
+        replace(Recipe(INT4), **fields)
 
 
 def test_what_four_bits_would_hurt_keeps_its_groups_at_eight():
