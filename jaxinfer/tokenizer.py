@@ -7,6 +7,8 @@ template writes control tokens, whatever the messages spell.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -75,6 +77,13 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Every id of the tokenizer is below it. The model's vocabulary may be padded to more."""
         return self._vocab_size
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over the texts of all ids, hex: equal ids mean equal tokens where it is equal."""
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        by_id = sorted((i, token) for token, i in vocabulary.items())
+        return hashlib.sha256(json.dumps(by_id).encode()).hexdigest()
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
