@@ -1,0 +1,63 @@
+"""The A/B record: what two models say to the same prompts, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from checkpoints.certificate import Answer
+from jaxinfer.quantization.greedy import RoundKV, greedy, num_steps
+from jaxinfer.quantization.standard_prompts import Prompt
+from jaxinfer.quantization.subject import Subject
+
+NUM_TOKENS = 48  # of an answer
+
+
+def answers_of(
+    original: Subject,
+    quantized: Subject,
+    prompts: Sequence[Prompt],
+    *,
+    num_tokens: int = NUM_TOKENS,
+    round_kv: RoundKV = lambda x: x,
+    on_step: Callable[[], None] = lambda: None,
+) -> tuple[Answer, ...]:
+    """Greedy answers of both, in the order of the prompts.
+
+    Args:
+        round_kv: of the quantized model's KV pool.
+        on_step: called at most `answer_steps` times.
+    Raises: as `greedy`; InvalidRequest for messages that the chat template refuses.
+    """
+    token_ids = [prompt.token_ids(original.tokenizer) for prompt in prompts]
+    ours = _texts(original, token_ids, num_tokens, lambda x: x, on_step)
+    theirs = _texts(quantized, token_ids, num_tokens, round_kv, on_step)
+    return tuple(
+        Answer(prompt.shown, first, second)
+        for prompt, first, second in zip(prompts, ours, theirs, strict=True)
+    )
+
+
+def answer_steps(
+    prompts: Sequence[Prompt], subject: Subject, *, num_tokens: int = NUM_TOKENS
+) -> int:
+    """Of both models together, at most."""
+    return 2 * num_steps([prompt.token_ids(subject.tokenizer) for prompt in prompts], num_tokens)
+
+
+def _texts(
+    subject: Subject,
+    token_ids: Sequence[Sequence[int]],
+    num_tokens: int,
+    round_kv: RoundKV,
+    on_step: Callable[[], None],
+) -> list[str]:
+    found = greedy(
+        subject.decoder,
+        subject.params,
+        token_ids,
+        num_tokens,
+        end_ids=subject.tokenizer.eos_token_ids,
+        round_kv=round_kv,
+        on_step=on_step,
+    )
+    return [subject.tokenizer.decode(ids) for ids in found]

@@ -1,0 +1,143 @@
+"""A model that is measured: a checkpoint's decoder and parameters, over windows of text.
+
+Opened as the checkpoint has it, or rounded while it is loaded; without pages, buckets or an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from checkpoints.checkpoint import Checkpoint
+from checkpoints.errors import CheckpointError
+from checkpoints.formats import Quantization
+from checkpoints.load_product import PART_DTYPES, ProductSpec
+from jaxinfer.config import ModelSource
+from jaxinfer.errors import ConfigError
+from jaxinfer.models.attention import DenseKV, KVCache
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.quantization.forward import Forward, Params
+from jaxinfer.runtime.memory_plan import default_dtype
+from jaxinfer.runtime.steps import without_layers
+from jaxinfer.runtime.weights import load_weights, quantization_for
+from jaxinfer.tokenizer import Tokenizer
+
+ROWS = 64  # of logits at a time: with 262,144 tokens 64 MiB
+MakeCache = Callable[[ModelConfig], KVCache]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loaded model under a name."""
+
+    name: str  # as the user gave it
+    version: str  # content hash of the checkpoint
+    decoder: Decoder
+    params: Params
+    tokenizer: Tokenizer
+    num_bytes: int  # of all tensors, packed as a file has them
+    make_cache: MakeCache = DenseKV
+
+    @property
+    def format(self) -> str:
+        """For tables, such as int4-g128 or float32."""
+        return format_name(self.decoder.arithmetic.quantization, self.decoder.dtype)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Scales and what is not quantized included."""
+        leaves = jax.tree.leaves(self.decoder.float_shapes)
+        return 8 * self.num_bytes / sum(leaf.size for leaf in leaves)
+
+    @cached_property
+    def _forward(self) -> Forward:
+        return Forward(self.decoder, self.make_cache)
+
+    @cached_property
+    def _top(self) -> Params:
+        return without_layers(self.params)
+
+    def logit_rows(self, token_ids: np.ndarray) -> Iterator[np.ndarray]:
+        """int32[T] -> float32[R, V] in order: the head is applied to some rows at a time."""
+        *_, hidden = self.after_layers(token_ids)
+        for start in range(0, len(hidden), ROWS):
+            yield np.asarray(self._forward.end(self._top, hidden[start : start + ROWS]))
+
+    def after_layers(self, token_ids: np.ndarray) -> Iterator[jax.Array]:
+        """int32[T] -> what stands after each layer, float[T, E] one by one."""
+        x, rope = self._forward.begin(self._top, jnp.asarray(token_ids))
+        for layer, kind in zip(self.params["layers"], self.decoder.layer_kinds, strict=True):
+            x = self._forward.layers[kind](layer, x, rope)
+            yield x
+
+
+def open_subject(
+    checkpoint: Checkpoint,
+    source: ModelSource,
+    *,
+    tokenizer: Tokenizer,
+    make_cache: MakeCache = DenseKV,
+    show_progress: bool = False,
+) -> Subject:
+    """Reads a checkpoint's weights.
+
+    Args:
+        source: its name, dtype, and what it is to be quantized to while it is loaded.
+    Raises: CheckpointError, ConfigError.
+    """
+    try:
+        decoder = decoder_for(
+            checkpoint.config,
+            dtype=default_dtype(source.dtype),
+            quantization=quantization_for(source, checkpoint),
+        )
+    except (ConfigError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    params = load_weights(checkpoint, decoder, show_progress=show_progress)
+    name, version = source.model, checkpoint.version
+    return Subject(name, version, decoder, params, tokenizer, file_bytes(decoder), make_cache)
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """The checkpoint's own. Raises: CheckpointError."""
+    try:
+        return Tokenizer(
+            checkpoint.tokenizer,
+            chat_template=checkpoint.chat_template,
+            bos_token=checkpoint.bos_token,
+            eos_token=checkpoint.eos_token,
+            add_bos=checkpoint.add_bos,
+            eos_token_ids=checkpoint.eos_token_ids,
+        )
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+
+
+def file_bytes(decoder: Decoder) -> int:
+    """What all of the decoder's tensors take in a file, in its dtype where they are floats."""
+    total = 0
+    for spec in decoder.weight_plan():
+        if isinstance(spec, ProductSpec):
+            shapes = spec.part_shapes().items()
+            total += sum(
+                int(np.prod(shape)) * np.dtype(PART_DTYPES[part]).itemsize for part, shape in shapes
+            )
+        else:
+            total += int(np.prod(spec.shape)) * decoder.dtype.itemsize
+    return total
+
+
+def format_name(quantization: Quantization | None, dtype: jnp.dtype) -> str:
+    """Of most products, and of embedding and head where it is another."""
+    if quantization is None:
+        return dtype.name
+    weights = dtype.name if quantization.weights is None else quantization.weights.name
+    head = dtype.name if quantization.head is None else quantization.head.name
+    mixed = f", {len(quantization.exceptions)} exceptions" if quantization.exceptions else ""
+    return weights + ("" if head == weights else f", head {head}") + mixed
