@@ -23,9 +23,10 @@ STYLE = """
 .chart{--ink:#1f2328;--soft:#59636e;--grid:#d8dee4;--paper:#fff;
 --c0:#0969da;--c1:#bc4c00;--c2:#1a7f37;--c3:#8250df;--c4:#bf3989;--c5:#9a6700;--c6:#57606a;
 background:var(--paper);font:12px system-ui,sans-serif}
-@media(prefers-color-scheme:dark){.chart{--ink:#f0f6fc;--soft:#9198a1;--grid:#30363d;--paper:#0d1117;
---c0:#58a6ff;--c1:#ff9b50;--c2:#4ac26b;--c3:#bc8cff;--c4:#ff7bc5;--c5:#e3b341;--c6:#b1bac4}}
-.chart text{fill:var(--ink)}.chart .soft{fill:var(--soft)}.chart .title{font-size:14px;font-weight:600}
+@media(prefers-color-scheme:dark){.chart{--ink:#f0f6fc;--soft:#9198a1;--grid:#30363d;
+--paper:#0d1117;--c0:#58a6ff;--c1:#ff9b50;--c2:#4ac26b;--c3:#bc8cff;--c4:#ff7bc5;--c5:#e3b341;--c6:#b1bac4}}
+.chart text{fill:var(--ink)}.chart .soft{fill:var(--soft)}
+.chart .title{font-size:14px;font-weight:600}
 .chart .grid{stroke:var(--grid)}.chart .axis{stroke:var(--soft)}
 """.replace("\n", "")
 NUM_COLOURS = 7

@@ -1,4 +1,4 @@
-"""A report as blocks, and the two ways to write them: Markdown beside its pictures, or one HTML file.
+"""A report as blocks, and two ways to write it: Markdown beside its pictures, or one HTML file.
 
 Texts are shown as they are, whatever markup they spell.
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
-from os.path import commonprefix
 from pathlib import Path
 
 
@@ -94,7 +93,7 @@ def _html(block: Block) -> str:
         case Picture(svg=svg):
             return svg
         case SideBySide(question, names, (first, second)):
-            same = len(commonprefix([first, second]))
+            same = _num_same(first, second)
             sides = (
                 f"<div><small>{escape(name)}</small>{escape(text[:same])}"
                 + (f"<mark>{escape(text[same:])}</mark>" if text[same:] else "")
@@ -104,6 +103,12 @@ def _html(block: Block) -> str:
             return f'<p class="question">{escape(question)}</p><div class="sides">' + (
                 "".join(sides) + "</div>"
             )
+
+
+def _num_same(first: str, second: str) -> int:
+    """Characters up to where two texts part."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def to_markdown(blocks: Sequence[Block], stem: str) -> tuple[str, dict[str, str]]:
@@ -137,7 +142,7 @@ def _markdown(block: Block, stem: str) -> str:
         case Picture(name, title, _):
             return f"![{_plain(title)}]({stem}_{name}.svg)"
         case SideBySide(question, names, texts):
-            same = len(commonprefix(list(texts)))
+            same = _num_same(*texts)
             told = "the same" if texts[0] == texts[1] else f"the same for {same} characters"
             return "\n\n".join([f"**{_plain(question)}** ({told})", *_quoted(names, texts)])
 

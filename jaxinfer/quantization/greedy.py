@@ -37,7 +37,15 @@ class RowsKV:
     def __init__(self, cache: Cache, at: jax.Array, round_kv: RoundKV):
         self.cache, self._at, self._round = cache, at, round_kv
 
-    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+    ) -> jax.Array:
         keys, values = (
             kept.at[:, self._at].set(self._round(new).astype(jnp.float32))
             for kept, new in zip(self.cache, (k, v), strict=True)
@@ -45,8 +53,9 @@ class RowsKV:
         self.cache = keys, values
         num_rows, _, head_dim = q.shape
         grouped = q.astype(jnp.float32).reshape(num_rows, k.shape[1], -1, head_dim)
-        scores = jnp.einsum("nkgd,nskd->nkgs", grouped * head_dim**-0.5, keys)
-        is_seen = jnp.arange(keys.shape[1]) <= self._at
+        scores = jnp.einsum("nkgd,nskd->nkgs", grouped * (scale or head_dim**-0.5), keys)
+        before = self._at - jnp.arange(keys.shape[1])
+        is_seen = (before >= 0) & (before < (window or keys.shape[1]))
         weights = jax.nn.softmax(jnp.where(is_seen, scores, -jnp.inf), axis=-1)
         return jnp.einsum("nkgs,nskd->nkgd", weights, values).reshape(q.shape).astype(q.dtype)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -53,7 +54,7 @@ def kl_pictures(found: Evaluation) -> Iterator[Block]:
     by_position = found.kl.mean(axis=0)
     starts = list(range(0, size, BIN))
     means = np.add.reduceat(by_position, starts) / np.diff([*starts, size])
-    places = [start + (stop - start - 1) / 2 for start, stop in zip(starts, [*starts[1:], size])]
+    places = [(first + last - 1) / 2 for first, last in pairwise([*starts, size])]
     labels = Labels("KL by position", f"tokens before (mean of {BIN} positions)", "mean KL, nats")
     curve = points(labels, [Series("KL", places, means.tolist())], is_joined=True)
     yield Picture("position", "KL by position", curve)

@@ -119,7 +119,7 @@ def test_a_paired_change_is_surer_than_the_perplexities():
 
 
 def test_too_little_text_is_refused_with_the_numbers():
-    with pytest.raises(InvalidRequest, match="at least 10,000 tokens.* got 4 windows of 8 tokens"):
+    with pytest.raises(InvalidRequest, match=r"at least 10,000 tokens.* got 4 windows of 8 tokens"):
         evaluate(model(fair), model(fair), windows_of([0, 1] * 20, 8))
     assert LEAST_TOKENS == 10_000
     with pytest.raises(InvalidRequest, match="0 windows"):
