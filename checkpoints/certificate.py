@@ -15,6 +15,7 @@ from checkpoints.errors import CheckpointError
 from checkpoints.hf_folder import read_json
 
 CERTIFICATE_FILE = "certificate.json"
+SHIPPED = Path(__file__).parent / "certificates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,9 @@ class Answer:
 class Certificate:
     """All of it; sizes in bytes, divergences in nats per token."""
 
-    original: str  # content hash of the model that was quantized
+    original: str  # content version of the model that was quantized
+    quantized: str  # content version of what came out, which it is served under: `draft` of
+    # save.py has a folder's; rounded_version.py that of weights rounded while they are loaded
     format: str  # WeightFormat.name of most products, and the head's
     method: str
     seed: int
@@ -65,6 +68,13 @@ class Certificate:
     agreement: float  # share of held-out tokens after which both think the same token likeliest
     num_bytes: int  # of all tensors
     original_bytes: int
+    calibration: str = ""  # the set's name
+    held_out: str = ""  # the text's name
+    window: int = 0  # tokens that each model saw at once
+    jaxinfer: str = ""  # version that measured
+    jax: str = ""
+    exceptions: tuple[str, ...] = ()  # products in another format: "layers.3.mlp.down_proj: int8"
+    outliers: tuple[str, ...] = ()  # of the activations, by site, for people
     layer_errors: tuple[LayerError, ...] = ()
     answers: tuple[Answer, ...] = ()
 
@@ -85,13 +95,28 @@ class Certificate:
         """Raises: CheckpointError for what `to_json` did not write."""
         try:
             fields = dict(found)
+            _check_kinds(cls, fields)
             for name in ("perplexity", "original_perplexity", "perplexity_change"):
-                fields[name] = Perplexity(**fields[name])
+                fields[name] = Perplexity(**_check_kinds(Perplexity, fields[name]))
             fields["layer_errors"] = tuple(LayerError(**error) for error in fields["layer_errors"])
+            for name in ("exceptions", "outliers"):
+                fields[name] = tuple(map(str, fields[name]))
             fields["answers"] = tuple(Answer(**answer) for answer in fields["answers"])
             return cls(**fields)
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{file}: expected a certificate, found {error}") from None
+
+
+_KINDS: dict[str, Any] = {"str": str, "int": int, "float": (int, float)}
+
+
+def _check_kinds(cls: type, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Raises: TypeError for a text where a number belongs, and the like."""
+    for own in dataclasses.fields(cls):
+        kind, value = _KINDS.get(str(own.type)), found[own.name]
+        if kind is not None and (isinstance(value, bool) or not isinstance(value, kind)):
+            raise TypeError(f"{own.name} {value!r:.40}")
+    return found
 
 
 def read_certificate(folder: Path) -> Certificate | None:
@@ -100,3 +125,15 @@ def read_certificate(folder: Path) -> Certificate | None:
     if not path.is_file():
         return None
     return Certificate.from_json(read_json(path), str(path))
+
+
+def shipped_certificate(version: str, folder: Path = SHIPPED) -> Certificate | None:
+    """The one that comes with this package for a version of quantized weights, or None.
+
+    It is for catalog models whose weights are rounded while they are loaded.
+    """
+    for path in sorted(folder.glob("*.json")):
+        found = Certificate.from_json(read_json(path), str(path))
+        if found.quantized == version:
+            return found
+    return None

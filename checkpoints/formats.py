@@ -115,6 +115,12 @@ def quantization_of(config: Mapping[str, Any], file: str) -> Quantization | None
             f"{file}: expected {CONFIG_KEY} of quant_method {METHOD!r}, found {method!r:.60}; "
             "give the model that it was made from"
         )
+    unknown = sorted(set(found) - {"quant_method", "weights", "head", "exceptions"})
+    if unknown:
+        raise CheckpointError(
+            f"{file}: expected weights, head and exceptions in {CONFIG_KEY}, "
+            f"found also {', '.join(map(repr, unknown[:5]))}"
+        )
     try:
         exceptions = found.get("exceptions", {})
         return Quantization(
@@ -133,4 +139,11 @@ def _as_dict(kept: WeightFormat | None) -> dict[str, Any] | None:
 
 
 def _from_dict(fields: Mapping[str, Any] | None) -> WeightFormat | None:
-    return None if fields is None else WeightFormat(**fields)
+    if fields is None:
+        return None
+    kept = WeightFormat(**fields)
+    if type(kept.bits) is not int or type(kept.group_size) not in (int, type(None)):
+        raise TypeError(f"bits {kept.bits!r} and group_size {kept.group_size!r}")
+    if not isinstance(kept.has_zero, bool):
+        raise TypeError(f"has_zero {kept.has_zero!r:.40}")
+    return kept

@@ -48,6 +48,7 @@ def load_params(
     put: Callable[[np.ndarray], Any] = jax.device_put,
     ignore: Sequence[str] = (),
     progress: Callable[[int], None] | None = None,
+    is_quantized: bool = False,
     file: str,
 ) -> dict[str, Any]:
     """Fill every spec and use every tensor.
@@ -58,11 +59,15 @@ def load_params(
             aliasing it is safe, also when the file changes or is closed later.
         ignore: fnmatch patterns of tensor names that need no spec.
         progress: called after each tensor with its bytes in the source (`TensorInfo.nbytes`).
+        is_quantized: the source says that it is: floats for a quantized product are refused, not
+            rounded.
         file: what error messages call the source.
     Returns: a nested dict; where a path has an int, a list.
-    Raises: CheckpointError for a missing, left-over or wrongly shaped tensor.
+    Raises: CheckpointError for a missing, left-over or wrongly shaped tensor, scales that are no
+        scales, and numbers that are not finite in floats that are to be rounded. Those of other
+        floats are not looked at: there one bad number is one bad number, here it is a whole scale.
     """
-    chosen = _choose(source, specs, ignore, file)
+    chosen = _choose(source, specs, ignore, file, is_quantized)
     for spec, infos in zip(specs, chosen, strict=True):
         _check(spec, infos, file)
     target = np.dtype(dtype)
@@ -83,11 +88,17 @@ def _choose(
     specs: Sequence[WeightSpec | ProductSpec],
     ignore: Sequence[str],
     file: str,
+    is_quantized: bool,
 ) -> list[Infos]:
     """The tensors of each spec. Raises if a spec stays empty or a tensor is left over."""
     available = set(source.names())
-    chosen = [_names_of(spec, available) for spec in specs]
-    missing = [spec.names[0] for spec, found in zip(specs, chosen, strict=True) if not found]
+    chosen = [_names_of(spec, available, is_quantized) for spec in specs]
+    missing = [
+        name
+        for spec, found in zip(specs, chosen, strict=True)
+        if not found
+        for name in _missing_of(spec, available)
+    ]
     if missing:
         raise CheckpointError(
             f"{file}: expected {_listed(missing)}, found {len(available)} tensors without"
@@ -101,18 +112,36 @@ def _choose(
     return [{part: source.info(name) for part, name in names.items()} for names in chosen]
 
 
-def _names_of(spec: WeightSpec | ProductSpec, available: set[str]) -> dict[str, str]:
+def _names_of(
+    spec: WeightSpec | ProductSpec, available: set[str], is_quantized: bool
+) -> dict[str, str]:
     """The tensor's name by part; empty if the source has not all of them."""
     for name in spec.names:
         if isinstance(spec, WeightSpec):
             parts = {"weight": name}
-        elif f"{name}.weight" in available:
+        elif f"{name}.weight" in available and not is_quantized:
             parts = {"weight": f"{name}.weight"}
         else:
-            parts = {part: f"{name}.{part}" for part in spec.part_shapes()}
+            parts = _parts_of(spec, name)
         if available.issuperset(parts.values()):
             return parts
     return {}
+
+
+def _missing_of(spec: WeightSpec | ProductSpec, available: set[str]) -> list[str]:
+    """What the source lacks: of a product, its weight or those parts that have no others there."""
+    if isinstance(spec, WeightSpec):
+        return [spec.names[0]]
+    for name in spec.names:
+        parts = _parts_of(spec, name).values()
+        lacking = [part for part in parts if part not in available]
+        if 0 < len(lacking) < len(parts):
+            return lacking
+    return list(_parts_of(spec, spec.names[0]).values())
+
+
+def _parts_of(spec: ProductSpec, name: str) -> dict[str, str]:
+    return {part: f"{name}.{part}" for part in spec.part_shapes()}
 
 
 def _listed(names: Sequence[str]) -> str:

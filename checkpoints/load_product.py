@@ -13,7 +13,7 @@ from checkpoints.aligned import aligned_empty, row_chunks
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import WeightFormat
 from checkpoints.qtensor import QTensor
-from checkpoints.rounding import round_to_nearest
+from checkpoints.rounding import LEAST_SCALE, levels, round_to_nearest
 from checkpoints.source import TensorInfo, TensorSource
 
 PART_DTYPES = {"q": np.int8, "scale": np.float32, "zero": np.int8, "x_scale": np.float32}
@@ -63,6 +63,7 @@ def read_product(
     if "weight" in infos:
         return _rounded(source, infos["weight"], spec, file)
     parts = {name: _copied(source, info) for name, info in infos.items()}
+    _check_numbers(parts, infos, spec, file)
     if not (spec.is_unpacked and spec.kept.bits == 4):
         return parts
     static = {name: parts.pop(name) for name in ("x_scale",) if name in parts}
@@ -78,6 +79,29 @@ def check_parts(infos: dict[str, TensorInfo], spec: ProductSpec, file: str) -> N
                 f"{file}: tensor {info.name!r} is {info.dtype} {info.shape}, "
                 f"the model's {spec.kept.name} needs {dtype} {shape}"
             )
+
+
+def _check_numbers(
+    parts: dict[str, np.ndarray], infos: dict[str, TensorInfo], spec: ProductSpec, file: str
+) -> None:
+    """Raises: CheckpointError for a scale or a zero point that no method of ours makes."""
+    for name, part in parts.items():
+        if name == "q":  # any integer is one
+            continue
+        low, high = _bounds(name, spec.kept)
+        is_bad = ~((part >= low) & (part <= high))  # NaN too
+        if is_bad.any():
+            at = tuple(map(int, np.argwhere(is_bad)[0]))
+            raise CheckpointError(
+                f"{file}: tensor {infos[name].name!r} has {part[at]} at {at}, "
+                f"expected numbers from {low:g} to {high:g}"
+            )
+
+
+def _bounds(part: str, kept: WeightFormat) -> tuple[float, float]:
+    if part == "zero":
+        return levels(kept)
+    return (LEAST_SCALE if part == "x_scale" else 0.0), float(np.finfo(np.float32).max)
 
 
 def _copied(source: TensorSource, info: TensorInfo) -> np.ndarray:

@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from checkpoints.checkpoint import Checkpoint, open_checkpoint
 from checkpoints.errors import CheckpointError
@@ -37,7 +38,8 @@ from jaxinfer.runtime.runner import ModelRunner
 from jaxinfer.runtime.scorer import Scorer
 from jaxinfer.runtime.steps import Params
 from jaxinfer.runtime.together import Together
-from jaxinfer.runtime.weights import load_weights, quantization_for
+from jaxinfer.runtime.weight_choice import WeightChoice, choose_weights
+from jaxinfer.runtime.weights import load_weights
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.scheduler import Scheduler
@@ -48,6 +50,7 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_CACHE = Path(".cache") / "jaxinfer"  # in the user's home
 PROGRAMS = "programs"  # in the cache folder
+FAST_INT8_JAX = (0, 11)  # before, XLA CPU's int8 products take two to four times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +137,10 @@ def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phas
     try:
         template = _chat_template(config.source)
         dtype = default_dtype(config.source.dtype)
+        choice = _choose(config.source, checkpoint, dtype, backend)
         with _faults_of(checkpoint.path):
-            quantization = quantization_for(config.source, checkpoint)
             decoder = decoder_for(
-                checkpoint.config, dtype=dtype, backend=backend, quantization=quantization
+                checkpoint.config, dtype=dtype, backend=backend, quantization=choice.quantization
             )
             tokenizer = _tokenizer(checkpoint, template)
         budget = read_budget(config.memory_utilization)  # before there are weights
@@ -161,12 +164,15 @@ def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phas
         (found, pages), params = both.run(ready_pool, loaded)
     finally:
         checkpoint.close()
-    return _assemble(config, checkpoint, tokenizer, decoder, found, pages, params, phases, counter)
+    return _assemble(
+        config, checkpoint, choice, tokenizer, decoder, found, pages, params, phases, counter
+    )
 
 
 def _assemble(
     config: EngineConfig,
     checkpoint: Checkpoint,
+    choice: WeightChoice,
     tokenizer: Tokenizer,
     decoder: Decoder,
     found: ProgramSet,
@@ -176,7 +182,7 @@ def _assemble(
     counter: CompileCounter,
 ) -> Built:
     plan, buckets = found.plan, found.buckets
-    params_by_version = {checkpoint.version: params}
+    params_by_version = {choice.version: params}
     runner = ModelRunner(
         params_by_version,
         pages,
@@ -195,7 +201,7 @@ def _assemble(
         runner=runner,
         make_scheduler=make_scheduler,
         tokenizer=tokenizer,
-        version=checkpoint.version,
+        version=choice.version,
         vocab_size=decoder.config.vocab_size,
         eos_token_ids=checkpoint.eos_token_ids,
         random_seed=_seed_source(config.seed),
@@ -204,7 +210,7 @@ def _assemble(
         runner,
         lambda: engine.pool,
         buckets,
-        version=checkpoint.version,
+        version=choice.version,
         max_model_len=plan.max_model_len,
         vocab_size=decoder.config.vocab_size,
         programs=found.score,
@@ -218,11 +224,11 @@ def _assemble(
         tokenizer=tokenizer,
         model_name=config.source.model,
         max_model_len=plan.max_model_len,
-        version=checkpoint.version,
+        version=choice.version,
         generation_config=checkpoint.generation_config,
         plan=plan,
         compile_counter=counter,
-        summary=_summary(plan, found.programs, phases.seconds),
+        summary={"weights": choice.line(), **_summary(plan, found.programs, phases.seconds)},
     )
 
 
@@ -241,11 +247,11 @@ def compile_ahead(
     with phases("find model"):
         checkpoint = _open(config, cache_dir)
     checkpoint.close()
+    dtype = default_dtype(config.source.dtype)
+    choice = _choose(config.source, checkpoint, dtype, backend)
     with _faults_of(checkpoint.path):
-        dtype = default_dtype(config.source.dtype)
-        quantization = quantization_for(config.source, checkpoint)
         decoder = decoder_for(
-            checkpoint.config, dtype=dtype, backend=backend, quantization=quantization
+            checkpoint.config, dtype=dtype, backend=backend, quantization=choice.quantization
         )
     budget = read_budget(config.memory_utilization).elsewhere()
     with phases("compile"):
@@ -258,6 +264,7 @@ def compile_ahead(
             f"{cache.folder}; give a folder that can be written, with room (--cache-dir)"
         )
     return {
+        "weights": choice.line(),
         "programs": _origin(found.programs),
         "folder": f"{cache.folder} ({cache.num_bytes() / (1 << 20):,.1f} MiB)",
         "seconds": phases.seconds,
@@ -315,6 +322,14 @@ def _open(config: EngineConfig, cache_dir: Path) -> Checkpoint:
         show_progress=config.show_progress,
     )
     return open_checkpoint(path)
+
+
+def _choose(
+    source: ModelSource, checkpoint: Checkpoint, dtype: jnp.dtype, backend: Backend
+) -> WeightChoice:
+    is_measured = dtype == jnp.float32 and backend.form == "reference"  # as certificates are
+    is_fast = jax.devices()[0].platform == "cpu" and jax.__version_info__ >= FAST_INT8_JAX
+    return choose_weights(source, checkpoint, is_int8_fast=is_measured and is_fast)
 
 
 @contextmanager

@@ -248,8 +248,15 @@ class ModelSource:
     revision: str | None = None  # of a hub id
     download_dir: str | None = None  # None: the user's cache folder
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPU, else float32
-    quantization: Quantize = "auto"  # of float weights, while loading: auto, none, int8 or int4
+    quantization: Quantize = "auto"  # of float weights, while loading; auto: on a CPU the fastest
+    # that a certificate of ours allows, else none
+    max_kl: float = 0.05  # nats per token from the original that quantized weights may cost, by
+    # their certificate; infinity: whatever they cost, known or not
     chat_template: str | None = None  # a Jinja file that replaces the checkpoint's
+
+    def __post_init__(self) -> None:
+        if not self.max_kl >= 0:
+            raise ConfigError(f"max_kl must be nats of at least 0, or inf; got {self.max_kl}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from checkpoints.formats import METHOD
 from jaxinfer.errors import ConfigError
 
 
@@ -155,7 +156,10 @@ class _HfKeys:
         window = self._hf.get("sliding_window")
         if window is not None and self._hf.get("use_sliding_window", True):
             raise ConfigError(f"config.json: sliding_window must be absent or off; got {window!r}")
-        if self._hf.get("quantization_config"):
+        quantization = self._hf.get("quantization_config")
+        if quantization and not (
+            isinstance(quantization, Mapping) and quantization.get("quant_method") == METHOD
+        ):
             raise ConfigError(
                 "config.json: quantization_config must be absent; pre-quantized checkpoints "
                 "of other tools are not read, use the unquantized model"

@@ -15,9 +15,9 @@ import numpy as np
 
 from checkpoints.checkpoint import Checkpoint
 from checkpoints.errors import CheckpointError
-from checkpoints.formats import Quantization
+from checkpoints.formats import Quantization, quantization_of
 from checkpoints.load_product import PART_DTYPES, ProductSpec
-from jaxinfer.config import ModelSource
+from checkpoints.rounded_version import rounded_version
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.attention import DenseKV, KVCache
 from jaxinfer.models.config import ModelConfig
@@ -25,7 +25,8 @@ from jaxinfer.models.registry import Decoder, decoder_for
 from jaxinfer.quantization.forward import Forward, Params
 from jaxinfer.runtime.memory_plan import default_dtype
 from jaxinfer.runtime.steps import without_layers
-from jaxinfer.runtime.weights import load_weights, quantization_for
+from jaxinfer.runtime.weight_choice import ON_THE_FLY
+from jaxinfer.runtime.weights import load_weights
 from jaxinfer.tokenizer import Tokenizer
 
 ROWS = 64  # of logits at a time: with 262,144 tokens 64 MiB
@@ -79,28 +80,33 @@ class Subject:
 
 def open_subject(
     checkpoint: Checkpoint,
-    source: ModelSource,
+    name: str,
     *,
     tokenizer: Tokenizer,
+    dtype: str = "auto",
+    rounded_to: str | None = None,
     make_cache: MakeCache = DenseKV,
     show_progress: bool = False,
 ) -> Subject:
-    """Reads a checkpoint's weights.
+    """Reads a checkpoint's weights, quantized ones as they are.
 
     Args:
-        source: its name, dtype, and what it is to be quantized to while it is loaded.
-    Raises: CheckpointError, ConfigError.
+        dtype: of what is not quantized; auto, float32 or bfloat16.
+        rounded_to: a name of `ON_THE_FLY` that float weights are rounded to; None: none.
+    Raises: CheckpointError; ConfigError for quantized weights that are to be rounded.
     """
+    found = quantization_of(checkpoint.config, str(checkpoint.path))
+    version = checkpoint.version
+    if rounded_to is not None:
+        if found is not None:
+            raise ConfigError(f"{name} is quantized already; it can't be rounded to {rounded_to}")
+        found = ON_THE_FLY[rounded_to]
+        version = rounded_version(version, found)
     try:
-        decoder = decoder_for(
-            checkpoint.config,
-            dtype=default_dtype(source.dtype),
-            quantization=quantization_for(source, checkpoint),
-        )
+        decoder = decoder_for(checkpoint.config, dtype=default_dtype(dtype), quantization=found)
     except (ConfigError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
     params = load_weights(checkpoint, decoder, show_progress=show_progress)
-    name, version = source.model, checkpoint.version
     return Subject(name, version, decoder, params, tokenizer, file_bytes(decoder), make_cache)
 
 

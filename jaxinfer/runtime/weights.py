@@ -9,37 +9,16 @@ from typing import Any
 from tqdm import tqdm
 
 from checkpoints.checkpoint import Checkpoint
-from checkpoints.formats import Quantization, WeightFormat, quantization_of
+from checkpoints.errors import CheckpointError
+from checkpoints.formats import CONFIG_KEY, Quantization, quantization_of
 from checkpoints.load import load_params
-from jaxinfer.config import ModelSource
-from jaxinfer.errors import ConfigError
+from checkpoints.load_product import ProductSpec
 from jaxinfer.models.registry import Decoder
 
 log = logging.getLogger(__name__)
 
-ON_THE_FLY = {
-    "int8": Quantization(WeightFormat(8)),
-    "int4": Quantization(WeightFormat(4, 64, has_zero=True)),
-}
-"""Formats that weights are rounded to while they are loaded, without any data."""
 IGNORED_TENSORS = ("*.rotary_emb.inv_freq",)  # recomputed from the configuration
 HEAD = "lm_head.weight"
-
-
-def quantization_for(source: ModelSource, checkpoint: Checkpoint) -> Quantization | None:
-    """How the model's weights are kept: as the checkpoint has them, or as the user asks.
-
-    Raises: ConfigError for a quantized checkpoint that is to be quantized otherwise.
-    """
-    found = quantization_of(checkpoint.config, str(checkpoint.path))
-    if found is None:
-        return ON_THE_FLY.get(source.quantization)
-    if source.quantization != "auto":
-        raise ConfigError(
-            f"{checkpoint.path} is quantized already; leave quantization at auto "
-            f"(--quantization auto), got {source.quantization}"
-        )
-    return found
 
 
 def load_weights(
@@ -53,9 +32,13 @@ def load_weights(
 
     Args:
         on_tensor: called after each; what it raises ends the work, and is raised.
-    Raises: CheckpointError for a tensor that is missing, unused or of another shape.
+    Raises: CheckpointError for a tensor that is missing, unused or of another shape, and for the
+        format of a product that the decoder does not have.
     """
-    source = checkpoint.source
+    source, file = checkpoint.source, str(checkpoint.path)
+    found = quantization_of(checkpoint.config, file)
+    if found is not None:
+        _check_exceptions(found, decoder, file)
     ignored: list[str] = list(IGNORED_TENSORS)
     if decoder.config.tie_word_embeddings and HEAD in source.names():
         log.warning("%s: %s is not used, the embedding is the head", checkpoint.path, HEAD)
@@ -79,5 +62,21 @@ def load_weights(
             dtype=decoder.dtype,
             ignore=ignored,
             progress=advance,
-            file=str(checkpoint.path),
+            is_quantized=found is not None,
+            file=file,
+        )
+
+
+def _check_exceptions(found: Quantization, decoder: Decoder, file: str) -> None:
+    paths = [
+        spec.path if isinstance(spec, ProductSpec) else spec.path[:-1]
+        for spec in decoder.weight_plan()
+        if len(spec.shape) == 2 and spec.path[0] == "layers"
+    ]
+    products = {".".join(map(str, path)) for path in paths}
+    unknown = [name for name, _ in found.exceptions if name not in products]
+    if unknown:
+        raise CheckpointError(
+            f"{file}: expected products of the model in {CONFIG_KEY}'s exceptions, "
+            f"found {unknown[0]!r}"
         )

@@ -100,6 +100,13 @@ def milliseconds(text: str) -> float:
     return value
 
 
+def divergence(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise ValueError("expected nats per token of at least 0, or inf")
+    return value
+
+
 def count(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -153,9 +160,16 @@ FLAGS: tuple[Flag, ...] = (
         "quantization",
         str,
         _SOURCE.quantization,
-        "of float weights, while loading",
+        "of float weights, while loading (auto: on a CPU, if a certificate of ours allows it)",
         "engine.quantization",
         get_args(Quantize),
+    ),
+    Flag(
+        "max-kl",
+        divergence,
+        _SOURCE.max_kl,
+        "nats per token that quantized weights may cost; inf: whatever they cost, known or not",
+        "engine.max_kl",
     ),
     Flag(
         "chat-template", str, None, "Jinja file instead of the model's own", "engine.chat_template"

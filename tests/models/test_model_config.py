@@ -112,6 +112,7 @@ def test_what_would_change_the_arithmetic_unseen_is_refused(changes: dict[str, A
         {"sliding_window": None},
         {"sliding_window": 4096, "use_sliding_window": False},
         {"quantization_config": None},
+        {"quantization_config": {"quant_method": "jaxinfer"}},
         {"partial_rotary_factor": 1.0},
     ],
 )

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from checkpoints.checkpoint import open_checkpoint
-from jaxinfer.config import ModelSource
 from jaxinfer.errors import EngineFailure, InvalidRequest
 from jaxinfer.quantization.forward import Forward
 from jaxinfer.quantization.greedy import MAX_PROMPT_TOKENS, greedy, num_steps
@@ -23,7 +22,7 @@ PROMPTS = [[5, 9, 200], [17], [300, 301, 302, 303, 304, 305, 306]]
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     checkpoint = open_checkpoint(write_checkpoint(tmp_path_factory.mktemp("model")))
-    return open_subject(checkpoint, ModelSource("tiny"), tokenizer=tokenizer_of(checkpoint))
+    return open_subject(checkpoint, "tiny", tokenizer=tokenizer_of(checkpoint))
 
 
 @pytest.fixture(scope="module")

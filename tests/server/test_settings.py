@@ -101,6 +101,8 @@ EXAMPLES = {
     "download-dir": "d",
     "cache-dir": "c",
     "dtype": "bfloat16",
+    "quantization": "int4",
+    "max-kl": "inf",
     "chat-template": "t",
     "tool-call-parser": "mistral",
     "served-model-name": "a,b",
