@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from checkpoints.certificate import Answer
-from jaxinfer.quantization.greedy import RoundKV, greedy, num_steps
+from jaxinfer.quantization.greedy import greedy, num_steps
 from jaxinfer.quantization.standard_prompts import Prompt
 from jaxinfer.quantization.subject import Subject
 
@@ -18,19 +18,18 @@ def answers_of(
     prompts: Sequence[Prompt],
     *,
     num_tokens: int = NUM_TOKENS,
-    round_kv: RoundKV = lambda x: x,
     on_step: Callable[[], None] = lambda: None,
 ) -> tuple[Answer, ...]:
     """Greedy answers of both, in the order of the prompts.
 
     Args:
-        round_kv: of the quantized model's KV pool.
+        num_tokens: of an answer, at most.
         on_step: called at most `answer_steps` times.
     Raises: as `greedy`; InvalidRequest for messages that the chat template refuses.
     """
     token_ids = [prompt.token_ids(original.tokenizer) for prompt in prompts]
-    ours = _texts(original, token_ids, num_tokens, lambda x: x, on_step)
-    theirs = _texts(quantized, token_ids, num_tokens, round_kv, on_step)
+    ours = _texts(original, token_ids, num_tokens, on_step)
+    theirs = _texts(quantized, token_ids, num_tokens, on_step)
     return tuple(
         Answer(prompt.shown, first, second)
         for prompt, first, second in zip(prompts, ours, theirs, strict=True)
@@ -48,7 +47,6 @@ def _texts(
     subject: Subject,
     token_ids: Sequence[Sequence[int]],
     num_tokens: int,
-    round_kv: RoundKV,
     on_step: Callable[[], None],
 ) -> list[str]:
     found = greedy(
@@ -57,7 +55,7 @@ def _texts(
         token_ids,
         num_tokens,
         end_ids=subject.tokenizer.eos_token_ids,
-        round_kv=round_kv,
+        round_kv=subject.round_kv,
         on_step=on_step,
     )
     return [subject.tokenizer.decode(ids) for ids in found]

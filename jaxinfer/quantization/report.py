@@ -135,7 +135,9 @@ def answer_blocks(answers: Sequence[Answer], names: tuple[str, str]) -> Iterator
         yield SideBySide(answer.prompt, names, (answer.original, answer.quantized))
 
 
-def certificate_blocks(certificate: Certificate, found: Evaluation) -> Iterator[Block]:
+def certificate_blocks(
+    certificate: Certificate, found: Evaluation, drift: Sequence[float]
+) -> Iterator[Block]:
     """All of a certificate."""
     yield Heading("Certificate", level=1)
     yield Paragraph(certificate.line())
@@ -145,20 +147,33 @@ def certificate_blocks(certificate: Certificate, found: Evaluation) -> Iterator[
     yield cost_table(found, ("original", "quantized"))
     yield Paragraph(how_measured(found))
     yield from kl_pictures(found)
+    yield from drift_blocks(drift)
     yield from layer_blocks(certificate.layer_errors)
     yield from answer_blocks(certificate.answers, ("original", "quantized"))
 
 
 def _origin(certificate: Certificate) -> Iterator[tuple[str, str]]:
     yield "format", certificate.format
+    yield "other formats", ", ".join(certificate.exceptions) or "none"
     yield "method", certificate.method
     yield "seed", str(certificate.seed)
-    yield "original", certificate.original
+    yield "content of the original", certificate.original
+    yield "content of the quantized", certificate.quantized
     size, before = certificate.num_bytes, certificate.original_bytes
     yield "bytes of all tensors", f"{size:,} of {before:,} ({size / before:.3f})"
-    calibration = f"{certificate.num_calibration_tokens:,} tokens"
-    yield "calibration", f"{calibration}, {certificate.calibration_hash or 'none used'}"
-    yield "held-out text", certificate.held_out_hash
+    num_tokens = certificate.num_calibration_tokens
+    yield (
+        "calibration set",
+        _text(certificate.calibration, num_tokens, certificate.calibration_hash),
+    )
+    held_out = certificate.held_out, certificate.num_held_out_tokens, certificate.held_out_hash
+    yield "held-out text", _text(*held_out)
+    yield "outliers among activations (times the median)", "; ".join(certificate.outliers) or "none"
+    yield "measured by", f"jaxinfer {certificate.jaxinfer}, JAX {certificate.jax}"
+
+
+def _text(name: str, num_tokens: int, digest: str) -> str:
+    return f"{name}: {num_tokens:,} tokens, SHA-256 {digest[:16]}" if digest else "none"
 
 
 def how_measured(found: Evaluation) -> str:

@@ -5,7 +5,7 @@ Opened as the checkpoint has it, or rounded while it is loaded; without pages, b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,8 +18,9 @@ from checkpoints.errors import CheckpointError
 from checkpoints.formats import Quantization, quantization_of
 from checkpoints.load_product import PART_DTYPES, ProductSpec
 from checkpoints.rounded_version import rounded_version
+from jaxinfer.config import KVCacheDtype
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.attention import DenseKV, KVCache
+from jaxinfer.models.attention import DenseKV, QuantizedDenseKV
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.registry import Decoder, decoder_for
 from jaxinfer.quantization.forward import Forward, Params
@@ -28,9 +29,9 @@ from jaxinfer.runtime.steps import without_layers
 from jaxinfer.runtime.weight_choice import ON_THE_FLY
 from jaxinfer.runtime.weights import load_weights
 from jaxinfer.tokenizer import Tokenizer
+from pallas_kernels.kv_write import quantize
 
 ROWS = 64  # of logits at a time: with 262,144 tokens 64 MiB
-MakeCache = Callable[[ModelConfig], KVCache]
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Subject:
     decoder: Decoder
     params: Params
     tokenizer: Tokenizer
-    num_bytes: int  # of all tensors, packed as a file has them
-    make_cache: MakeCache = DenseKV
+    num_bytes: int  # of all tensors as a file has them; of GGUF's, dequantized
+    kv_cache: KVCacheDtype = "auto"  # how keys and values are kept
 
     @property
     def format(self) -> str:
@@ -56,9 +57,16 @@ class Subject:
         leaves = jax.tree.leaves(self.decoder.float_shapes)
         return 8 * self.num_bytes / sum(leaf.size for leaf in leaves)
 
+    def round_kv(self, x: jax.Array) -> jax.Array:
+        """float[N, K, D] keys or values as they come back from the KV cache."""
+        if self.kv_cache == "auto":
+            return x
+        q, scale = quantize(x)
+        return q.astype(jnp.float32) * scale
+
     @cached_property
     def _forward(self) -> Forward:
-        return Forward(self.decoder, self.make_cache)
+        return Forward(self.decoder, QuantizedDenseKV if self.kv_cache == "int8" else DenseKV)
 
     @cached_property
     def _top(self) -> Params:
@@ -85,7 +93,7 @@ def open_subject(
     tokenizer: Tokenizer,
     dtype: str = "auto",
     rounded_to: str | None = None,
-    make_cache: MakeCache = DenseKV,
+    kv_cache: KVCacheDtype = "auto",
     show_progress: bool = False,
 ) -> Subject:
     """Reads a checkpoint's weights, quantized ones as they are.
@@ -107,7 +115,10 @@ def open_subject(
     except (ConfigError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
     params = load_weights(checkpoint, decoder, show_progress=show_progress)
-    return Subject(name, version, decoder, params, tokenizer, file_bytes(decoder), make_cache)
+    source = checkpoint.source
+    in_file = sum(source.info(tensor).nbytes for tensor in source.names())
+    size = in_file if rounded_to is None else packed_bytes(decoder)
+    return Subject(name, version, decoder, params, tokenizer, size, kv_cache)
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
@@ -125,8 +136,16 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
 
 
-def file_bytes(decoder: Decoder) -> int:
-    """What all of the decoder's tensors take in a file, in its dtype where they are floats."""
+def context_length(checkpoint: Checkpoint) -> int:
+    """Tokens that the model can see. Raises: CheckpointError."""
+    try:
+        return ModelConfig.from_hf(checkpoint.config).max_position_embeddings
+    except (ConfigError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+
+
+def packed_bytes(decoder: Decoder) -> int:
+    """What all of the decoder's tensors would take in a file, in its dtype where they are floats."""
     total = 0
     for spec in decoder.weight_plan():
         if isinstance(spec, ProductSpec):
