@@ -64,8 +64,8 @@ def histogram(labels: Labels, values: np.ndarray, *, least: float) -> str:
     kept = np.maximum(np.asarray(values, np.float64).ravel(), least)
     x = Axis.over([least, float(kept.max(initial=least * 10))], is_log=True)
     edges = np.geomspace(x.low, x.high, NUM_BINS + 1)
-    counts, _ = np.histogram(kept, edges)
-    y = Axis.over([float(count) for count in counts])
+    counts = [int(count) for count in np.histogram(kept, edges)[0]]
+    y = Axis.over(counts)
     width = PLOT_WIDTH / NUM_BINS
     parts = [*_y_axis(y), *_x_ticks(x)]
     parts += (

@@ -68,11 +68,18 @@ class Evaluation:
         return Perplexity(*(float(np.exp(mean)) for mean in (nll.mean(), low, high)))
 
 
-def windows_of(token_ids: Sequence[int], num_tokens: int = WINDOW) -> list[np.ndarray]:
-    """A text as int32[T + 1] windows: T tokens and the one after; what is left over is not used."""
+def windows_of(token_ids: Sequence[int], max_tokens: int = WINDOW) -> list[np.ndarray]:
+    """A text as int32[T + 1] windows: T tokens and the one after.
+
+    T is at most `max_tokens`, the same for all, and such that fewer tokens are left over at the
+    end than there are windows.
+    """
     ids = np.asarray(token_ids, np.int32)
-    starts = range(0, len(ids) - num_tokens, num_tokens)
-    return [ids[start : start + num_tokens + 1] for start in starts]
+    num_windows = -(-(len(ids) - 1) // max_tokens)
+    if num_windows < 1:
+        return []
+    size = (len(ids) - 1) // num_windows
+    return [ids[i * size : (i + 1) * size + 1] for i in range(num_windows)]
 
 
 def evaluate(

@@ -43,14 +43,13 @@ def read_held_out(
     found = held_out_set(asked.held_out, tokenizer)
     if calibration is not None:
         _check_apart(found, calibration)
-    size = min(asked.window, context_length)
     ids = [token for sample in found.samples for token in sample.token_ids]
-    windows = windows_of(ids, size)
+    windows = windows_of(ids, min(asked.window, context_length))
+    size = len(windows[0]) - 1 if windows else 0
     if len(windows) * size < asked.least_tokens:
         raise ConfigError(
             f"held-out text {found.name}: at least {asked.least_tokens:,} tokens are needed, got "
-            f"{len(ids):,}, which is {len(windows)} windows of {size}; give a longer text, or ask "
-            "for less with --least-tokens"
+            f"{len(ids):,}; give a longer text, or ask for less with --least-tokens"
         )
     return HeldOutWindows(found.name, found.hash, windows, size)
 

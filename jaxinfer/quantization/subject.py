@@ -145,7 +145,7 @@ def context_length(checkpoint: Checkpoint) -> int:
 
 
 def packed_bytes(decoder: Decoder) -> int:
-    """What all of the decoder's tensors would take in a file, in its dtype where they are floats."""
+    """Of the decoder's tensors in a file, where they are floats in its dtype."""
     total = 0
     for spec in decoder.weight_plan():
         if isinstance(spec, ProductSpec):

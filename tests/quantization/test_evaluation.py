@@ -37,11 +37,28 @@ def biased(token: int) -> list[float]:
     return [float(LOG(3.0)), 0.0]  # 3/4 and 1/4
 
 
-def test_windows_overlap_by_the_token_that_follows_and_leave_the_rest():
+def test_windows_overlap_by_the_token_that_follows():
     windows = windows_of(range(10), 3)
     assert [window.tolist() for window in windows] == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
-    assert windows_of(range(3), 3) == []
     assert windows[0].dtype == np.int32
+
+
+def test_windows_are_of_one_length_and_leave_little():
+    assert [window.tolist() for window in windows_of(range(9), 5)] == [
+        [0, 1, 2, 3, 4],
+        [4, 5, 6, 7, 8],
+    ]
+    for num_tokens in range(2, 60):
+        windows = windows_of(range(num_tokens), 7)
+        sizes = {len(window) - 1 for window in windows}
+        assert len(sizes) == 1
+        assert sizes <= set(range(1, 8))
+        assert num_tokens - 1 - len(windows) * sizes.pop() < len(windows)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1])
+def test_nothing_follows_nothing(num_tokens: int):
+    assert windows_of(range(num_tokens), 3) == []
 
 
 def test_one_row_by_hand():
@@ -97,7 +114,7 @@ def test_agreement_counts_positions():
     def always_0(token: int) -> list[float]:
         return [1.0, 0.0]
 
-    windows = windows_of([0, 0, 0, 1] * 9, 4)
+    windows = windows_of([*[0, 0, 0, 1] * 9, 0], 4)
     found = evaluate(model(always_0), model(other_after_1), windows, least_tokens=1)
     assert found.agreement == 0.75
 
@@ -120,7 +137,7 @@ def test_a_paired_change_is_surer_than_the_perplexities():
 
 def test_too_little_text_is_refused_with_the_numbers():
     with pytest.raises(InvalidRequest, match=r"at least 10,000 tokens.* got 4 windows of 8 tokens"):
-        evaluate(model(fair), model(fair), windows_of([0, 1] * 20, 8))
+        evaluate(model(fair), model(fair), windows_of([0] * 33, 8))
     assert LEAST_TOKENS == 10_000
     with pytest.raises(InvalidRequest, match="0 windows"):
         evaluate(model(fair), model(fair), [], least_tokens=0)
