@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from checkpoints.certificate import Answer
-from jaxinfer.quantization.greedy import greedy, num_steps
+from jaxinfer.quantization.greedy import Rows, greedy, num_steps
 from jaxinfer.quantization.standard_prompts import Prompt
 from jaxinfer.quantization.subject import Subject
 
@@ -49,13 +49,13 @@ def _texts(
     num_tokens: int,
     on_step: Callable[[], None],
 ) -> list[str]:
-    found = greedy(
+    rows = Rows(
         subject.decoder,
         subject.params,
-        token_ids,
-        num_tokens,
-        end_ids=subject.tokenizer.eos_token_ids,
+        num_rows=len(token_ids),
+        num_positions=num_steps(token_ids, num_tokens),
         round_kv=subject.round_kv,
-        on_step=on_step,
     )
+    end_ids = subject.tokenizer.eos_token_ids
+    found = greedy(rows, token_ids, num_tokens, end_ids=end_ids, on_step=on_step)
     return [subject.tokenizer.decode(ids) for ids in found]

@@ -61,7 +61,11 @@ class RowsKV:
 
 
 class Rows:
-    """N sequences of a model, one token further at each `step`."""
+    """N sequences of a model, one token further at each `step`; from position 0 on they are others.
+
+    Args:
+        num_rows: N, which becomes MIN_ROWS at least.
+    """
 
     def __init__(
         self,
@@ -76,7 +80,8 @@ class Rows:
         self._top = without_layers(params)
         config = decoder.config
         size = -(-num_positions // ROUND_UP) * ROUND_UP
-        shape = num_rows, size, config.num_key_value_heads, config.head_dim
+        self.num_rows, self.num_positions = max(num_rows, MIN_ROWS), size
+        shape = self.num_rows, size, config.num_key_value_heads, config.head_dim
         self._caches = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in params["layers"]]
         self._begin = jax.jit(self._first)
         kinds = range(len(decoder.layers))
@@ -116,36 +121,29 @@ class Rows:
 
 
 def greedy(
-    decoder: Decoder,
-    params: Params,
+    rows: Rows,
     prompts: Sequence[Sequence[int]],
     num_tokens: int,
     *,
     end_ids: frozenset[int],
-    round_kv: RoundKV = lambda x: x,
     on_step: Callable[[], None] = lambda: None,
 ) -> list[list[int]]:
     """The likeliest tokens after each prompt: `num_tokens`, or up to an end token (left out).
 
     Args:
+        rows: as many as there are prompts, with `num_steps` positions, or more.
         on_step: called after each of `num_steps`, unless all have ended before.
     Raises: InvalidRequest for a prompt that is empty or too long; EngineFailure for NaN.
     """
     _check(prompts)
+    padding = [0] * (rows.num_rows - len(prompts))
     total = num_steps(prompts, num_tokens)
-    padding = max(0, MIN_ROWS - len(prompts))
-    rows = Rows(
-        decoder,
-        params,
-        num_rows=len(prompts) + padding,
-        num_positions=total,
-        round_kv=round_kv,
-    )
+    assert total <= rows.num_positions
     texts = [list(prompt) for prompt in prompts]
     ends = [len(prompt) + num_tokens for prompt in prompts]  # where each text ends
     for at in range(total):
         fed = [text[at] if at < len(text) else 0 for text in texts]
-        likeliest = rows.step(fed + [0] * padding, at)
+        likeliest = rows.step(fed + padding, at)
         for row, text in enumerate(texts):
             if at + 1 != len(text) or len(text) == ends[row]:
                 continue  # inside the prompt, or ended

@@ -10,6 +10,7 @@ import pytest
 
 from checkpoints.__main__ import compare_order_of, main, order_of, parse
 from checkpoints.certificate import read_certificate
+from checkpoints.checkpoint import open_checkpoint
 from checkpoints.formats import HEAD_FORMAT, WeightFormat
 from jaxinfer.errors import ConfigError
 from jaxinfer.offline import LLM
@@ -21,7 +22,9 @@ from jaxinfer.quantization.standard_prompts import STANDARD_PROMPTS
 from tests.tiny import tiny_engine_config, write_checkpoint
 from tests.tiny_llm import SMALL, shared_cache
 
-QUICK = "--least-tokens 200 --window 32 --answer-tokens 2 --no-progress".split()
+QUICK = ["--least-tokens", "200", "--window", "32", "--answer-tokens", "2", "--no-progress"]
+
+CHEAP = ["--method", "nearest", *QUICK]
 
 
 def write_texts(path: Path, texts: list[str]) -> Path:
@@ -61,7 +64,9 @@ def test_int4_has_groups_unless_told_otherwise():
 
 
 def test_every_flag_of_compare_arrives():
-    words = "compare a b --out r.html --prompts p --quantization int4 --kv-cache-dtype int8 --seed 5"
+    words = (
+        "compare a b --out r.html --prompts p --quantization int4 --kv-cache-dtype int8 --seed 5"
+    )
     order = compare_order_of(parse(words.split()))
     measuring = Measuring(seed=5)
     assert order == CompareOrder(
@@ -121,7 +126,7 @@ def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str
 
 def test_a_certificate_is_of_what_serving_rounds():
     with pytest.raises(ConfigError, match="--quantization"):
-        compare_order_of(parse("compare a b --out r.md --certificate c.json".split()))
+        compare_order_of(parse(["compare", "a", "b", "--out", "r.md", "--certificate", "c.json"]))
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +136,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def texts(model: Path) -> dict[str, Path]:
-    words = "the cat sat on the mat and the dog sat on the log 12345 times".split()
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "the", "dog", "on", "the", "log", "12"]
     lines = [" ".join(words[i:] + words[: i % 5]) for i in range(12)]
     return {
         "calibration": write_texts(model.parent / "calibration.jsonl", lines),
@@ -145,7 +150,7 @@ def texts(model: Path) -> dict[str, Path]:
 def quantized(model: Path, texts: dict[str, Path]) -> Path:
     out = model.parent / "out"
     files = ["--calibration", str(texts["calibration"]), "--held-out", str(texts["held_out"])]
-    assert main(["quantize", str(model), "--out", str(out), "--seed", "3", *files, *QUICK]) == 0
+    assert main(["quantize", str(model), "--out", str(out), "--seed", "3", *files, *CHEAP]) == 0
     return out
 
 
@@ -171,6 +176,13 @@ def test_the_report_has_its_pictures(quantized: Path):
     assert "What is the capital of Portugal?" in text
 
 
+def test_the_certificate_is_of_the_folder_as_it_is_opened(quantized: Path):
+    found = read_certificate(quantized)
+    assert found is not None
+    assert open_checkpoint(quantized).version == found.quantized
+
+
+@pytest.mark.slow
 def test_what_came_out_is_served_by_its_certificate(
     quantized: Path, tmp_path_factory: pytest.TempPathFactory
 ):
@@ -179,9 +191,12 @@ def test_what_came_out_is_served_by_its_certificate(
     found = read_certificate(quantized)
     assert found is not None
     assert llm.version == found.quantized
-    assert len(llm.generate("the cat", max_tokens=3, temperature=0, ignore_eos=True)[0].token_ids) == 3
+    assert (
+        len(llm.generate("the cat", max_tokens=3, temperature=0, ignore_eos=True)[0].token_ids) == 3
+    )
 
 
+@pytest.mark.slow
 def test_a_comparison_measures_what_the_certificate_says_and_asks_the_user_s_prompts(
     model: Path, quantized: Path, texts: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ):
