@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from jaxinfer import EngineConfig
-from jaxinfer.config import KernelBackend, Quantize
+from jaxinfer.config import KernelBackend, KVCacheDtype, Quantize
 from jaxinfer.server.flags import count, size_in_bytes
 
 DEFAULTS = EngineConfig()
@@ -36,6 +36,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="of the KV pool, such as 512MiB (planned)",
     )
     parser.add_argument(
+        "--kv-cache-dtype",
+        choices=get_args(KVCacheDtype),
+        default=DEFAULTS.cache.kv_cache_dtype,
+        help=f"as of serve.py (default: {DEFAULTS.cache.kv_cache_dtype})",
+    )
+    parser.add_argument(
         "--quantization",
         choices=get_args(Quantize),
         default=DEFAULTS.source.quantization,
@@ -61,6 +67,7 @@ def engine_fields(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
         "model",
         *LIMITS,
         "kv_cache_bytes",
+        "kv_cache_dtype",
         "quantization",
         "kernel_backend",
         "batch_invariant",

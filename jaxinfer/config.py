@@ -20,6 +20,7 @@ from jaxinfer.guided import Guided
 
 KernelBackend = Literal["auto", "pallas", "interpret", "reference"]
 Quantize = Literal["auto", "none", "int8", "int4"]
+KVCacheDtype = Literal["auto", "int8"]
 Truncate = Literal["sentence", "token"]
 MAX_STOP_STRINGS = 32
 MAX_TOP_LOGPROBS = 20
@@ -211,9 +212,12 @@ class CacheConfig:
 
     page_size: int = 64  # tokens per page
     kv_cache_bytes: int | None = None  # None: planned from the device (build.py says how)
+    kv_cache_dtype: KVCacheDtype = "auto"  # of keys and values; auto: the model's dtype
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
+        if self.kv_cache_dtype not in get_args(KVCacheDtype):
+            raise ConfigError(f"kv_cache_dtype must be auto or int8; got {self.kv_cache_dtype!r}")
         if self.page_size < 8 or 128 % self.page_size:
             raise ConfigError(
                 f"page_size must divide the attention tile of 128 tokens and be at least 8 "

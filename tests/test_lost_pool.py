@@ -51,8 +51,7 @@ def forget_the_newest_tokens(runner: ModelRunner) -> None:
 
 
 def fill_with_nan(runner: ModelRunner) -> None:
-    nan = [jax.device_put(np.full(k.shape, np.nan, k.dtype)) for k in _arrays(runner)]
-    runner._pages = list(zip(nan[::2], nan[1::2], strict=True))
+    runner._pages = jax.tree.map(lambda k: jax.device_put(np.full_like(k, np.nan)), runner._pages)
     raise PoolLost("the pages hold anything")
 
 
@@ -61,7 +60,7 @@ def fail_at_host(runner: ModelRunner) -> None:
 
 
 def _arrays(runner: ModelRunner) -> Iterator[Any]:
-    return (array for pages in runner._pages for array in pages)
+    return iter(jax.tree.leaves(runner._pages))
 
 
 @pytest.mark.parametrize("at", [0, 2, 9])

@@ -22,7 +22,7 @@ from checkpoints.checkpoint import open_checkpoint
 from checkpoints.resolve import resolve
 from jaxinfer.config import MIN_ROWS
 from jaxinfer.models.registry import Decoder, decoder_for
-from jaxinfer.runtime.kv_cache import PagedKV, make_pages
+from jaxinfer.runtime.kv_cache import KVPages, LayerPages, PagedKV, make_pages
 from jaxinfer.runtime.memory_plan import default_dtype
 from jaxinfer.runtime.weights import load_weights
 from pallas_kernels.attention_reference import HEAD_MULTIPLE
@@ -35,8 +35,6 @@ CONTEXT = 128  # tokens of every row
 PAGE_SIZE = 64
 NUM_WARM = 2  # steps that are not timed
 NUM_TIMED = 5  # steps per repetition and number of rows, of which the median is taken
-
-Pages = list[tuple[jax.Array, jax.Array]]
 
 
 def metric(rows: int) -> str:
@@ -64,7 +62,7 @@ def load(model: str, cache_dir: Any) -> Model:
 class FewRows:
     """A KVCache for a decode step of any number of rows: those of attention are padded."""
 
-    def __init__(self, pages: tuple[jax.Array, jax.Array], table: jax.Array, positions: jax.Array):
+    def __init__(self, pages: LayerPages[jax.Array], table: jax.Array, positions: jax.Array):
         self._num_rows = positions.shape[0]
         self._extra = -self._num_rows % NARROW_GROUP
         positions = jnp.pad(positions, (0, self._extra), constant_values=-1)
@@ -72,7 +70,7 @@ class FewRows:
         self._inner = PagedKV(pages, table, positions, None, None, backend=REFERENCE)
 
     @property
-    def pages(self) -> tuple[jax.Array, jax.Array]:
+    def pages(self) -> LayerPages[jax.Array]:
         return self._inner.pages
 
     def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -89,7 +87,7 @@ class DecodeSteps:
         self._top = {name: tree for name, tree in model.params.items() if name != "layers"}
         per_row = CONTEXT // PAGE_SIZE
         self._table = np.arange(MIN_ROWS * per_row, dtype=np.int32).reshape(MIN_ROWS, per_row)
-        self._pages: Pages = make_pages(
+        self._pages: KVPages = make_pages(
             decoder.config,
             num_pages=MIN_ROWS * per_row,
             page_size=PAGE_SIZE,

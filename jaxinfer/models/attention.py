@@ -13,12 +13,14 @@ from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.layers import layer_product
 from jaxinfer.models.rope import apply_rope
+from pallas_kernels.kv_write import quantize
 
 
 class KVCache(Protocol):
     """Keeps the keys and values of one layer.
 
-    Implementations: `DenseKV` below, and `PagedKV` in jaxinfer/runtime/kv_cache.py.
+    Implementations: `DenseKV` and `QuantizedDenseKV` below, and `PagedKV` in
+    jaxinfer/runtime/kv_cache.py.
     """
 
     def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -51,6 +53,21 @@ class DenseKV:
         is_seen = jnp.tril(jnp.ones((num_new, num_all), bool), num_all - num_new)
         weights = jax.nn.softmax(jnp.where(is_seen, scores, -jnp.inf), axis=-1)
         return jnp.einsum("htu,uhd->thd", weights, values).astype(q.dtype)
+
+
+class QuantizedDenseKV(DenseKV):
+    """The same with keys and values rounded to int8 as a pool of int8 pages rounds them: with a
+    scale for each token and head.
+    """
+
+    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return super().attend(q, _rounded(k), _rounded(v))
+
+
+def _rounded(x: jax.Array) -> jax.Array:
+    """float[T, K, D] -> float32[T, K, D]."""
+    numbers, scale = quantize(x)
+    return numbers.astype(jnp.float32) * scale
 
 
 class Attention(nnx.Module):

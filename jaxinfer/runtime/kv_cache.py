@@ -1,23 +1,47 @@
-"""The KV pool's arrays, and how a step reads and writes them."""
+"""The KV pool's arrays, and how a step reads and writes them.
+
+A pool of int8 has a scale for each token's keys and values in each head: half of bfloat16's bytes
+and a little more (4 bytes for each D).
+"""
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.stages import Compiled
 
+from jaxinfer.config import KVCacheDtype
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.runtime.aot import Program
 from pallas_kernels.backend import Backend
-from pallas_kernels.kv_write import write_kv
+from pallas_kernels.kv_write import write_kv, write_quantized_kv
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.query_blocks import QueryBlocks
 from pallas_kernels.ragged_attention import ragged_paged_attention
 
-KVPages = list[tuple[jax.Array, jax.Array]]
-"""Per layer keys and values, each [P, K, S, D]: pages, KV heads, page slots, head dim."""
+Array = TypeVar("Array", jax.Array, jax.ShapeDtypeStruct)
+
+
+class LayerPages(NamedTuple, Generic[Array]):
+    """One layer's part of the pool: P pages of S slots, K KV heads, head dim D."""
+
+    keys: Array  # float or int8 [P, K, S, D]
+    values: Array
+    key_scales: Array | None = None  # float32[P, K, S] of int8: a token's head is scale * int8
+    value_scales: Array | None = None
+
+
+KVPages = list[LayerPages[jax.Array]]
+"""By layer."""
+
+
+def pages_dtype(name: KVCacheDtype, dtype: jnp.dtype) -> jnp.dtype:
+    """`auto` is the model's own `dtype`."""
+    return dtype if name == "auto" else jnp.dtype(name)
 
 
 def page_shape(config: ModelConfig, *, num_pages: int, page_size: int) -> tuple[int, int, int, int]:
@@ -26,16 +50,30 @@ def page_shape(config: ModelConfig, *, num_pages: int, page_size: int) -> tuple[
 
 
 def page_bytes(config: ModelConfig, *, page_size: int, dtype: jnp.dtype) -> int:
-    """Bytes that one page takes in all layers."""
-    return config.kv_elements_per_token * page_size * jnp.dtype(dtype).itemsize
+    """Bytes that one page takes in all layers, scales included."""
+    layer = layer_shapes(config, num_pages=1, page_size=page_size, dtype=dtype)
+    one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(layer))
+    return config.num_hidden_layers * one
+
+
+def layer_shapes(
+    config: ModelConfig, *, num_pages: int, page_size: int, dtype: jnp.dtype
+) -> LayerPages[jax.ShapeDtypeStruct]:
+    """Of one layer's arrays; int8 is with scales."""
+    shape = page_shape(config, num_pages=num_pages, page_size=page_size)
+    page = jax.ShapeDtypeStruct(shape, dtype)
+    if dtype != jnp.int8:
+        return LayerPages(page, page)
+    scales = jax.ShapeDtypeStruct(shape[:3], jnp.float32)
+    return LayerPages(page, page, scales, scales)
 
 
 def pages_program(
     config: ModelConfig, *, num_pages: int, page_size: int, dtype: jnp.dtype
 ) -> Program:
-    """What makes one array of the pool: compiled ahead, as all that runs on the device."""
-    shape = page_shape(config, num_pages=num_pages, page_size=page_size)
-    return Program("kv_pages", jax.jit(partial(jnp.zeros, shape, dtype)).lower)
+    """What makes one layer's pages: compiled ahead, as all that runs on the device."""
+    shapes = layer_shapes(config, num_pages=num_pages, page_size=page_size, dtype=dtype)
+    return Program("kv_pages", jax.jit(partial(_zeros, shapes)).lower)
 
 
 def make_pages(
@@ -51,16 +89,20 @@ def make_pages(
     Args:
         program: of `pages_program`; without it, one is compiled here.
     """
-    shape = page_shape(config, num_pages=num_pages, page_size=page_size)
-    make = program or partial(jnp.zeros, shape, dtype)
-    return [(make(), make()) for _ in range(config.num_hidden_layers)]
+    shapes = layer_shapes(config, num_pages=num_pages, page_size=page_size, dtype=dtype)
+    make = program or partial(_zeros, shapes)
+    return [make() for _ in range(config.num_hidden_layers)]
+
+
+def _zeros(shapes: LayerPages[jax.ShapeDtypeStruct]) -> LayerPages[jax.Array]:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
 class PagedKV:
     """A `KVCache` over one layer's pages for the tokens of one step. Lives while that is traced.
 
     Args:
-        pages: keys and values of the layer; `pages` afterwards has this step's, too.
+        pages: of the layer; `pages` afterwards has this step's keys and values, too.
         page_table: int32[R, M].
         positions: int32[T]; -1 marks padding, which is written nowhere.
         rows: int32[T]: each token's row of page_table; None for a decode step: 0..T-1.
@@ -69,7 +111,7 @@ class PagedKV:
 
     def __init__(
         self,
-        pages: tuple[jax.Array, jax.Array],
+        pages: LayerPages[jax.Array],
         page_table: jax.Array,
         positions: jax.Array,
         rows: jax.Array | None,
@@ -83,7 +125,7 @@ class PagedKV:
         self._page_table, self._positions, self._rows = page_table, positions, rows
         self._blocks = blocks
         self._backend = backend
-        num_pages, _, page_size, _ = pages[0].shape
+        num_pages, _, page_size, _ = pages.keys.shape
         at = jnp.maximum(positions, 0)
         own_page = page_table[rows, at // page_size]
         # An index past the pool is dropped by the scatter; -1 would wrap to the last page.
@@ -92,20 +134,41 @@ class PagedKV:
 
     def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         with jax.named_scope("kv_write"):
-            pages = write_kv(k, v, *self.pages, self._page, self._slot, backend=self._backend)
-        self.pages = pages
+            pages = self.pages = self._written(k, v)
         scale = q.shape[-1] ** -0.5
         if self._blocks is None:
             return paged_attention(
-                q, *pages, self._page_table, self._positions, scale=scale, backend=self._backend
+                q,
+                pages.keys,
+                pages.values,
+                self._page_table,
+                self._positions,
+                scale=scale,
+                k_scales=pages.key_scales,
+                v_scales=pages.value_scales,
+                backend=self._backend,
             )
         return ragged_paged_attention(
             q,
-            *pages,
+            pages.keys,
+            pages.values,
             self._page_table,
             self._positions,
             self._rows,
             self._blocks,
             scale=scale,
+            k_scales=pages.key_scales,
+            v_scales=pages.value_scales,
             backend=self._backend,
+        )
+
+    def _written(self, k: jax.Array, v: jax.Array) -> LayerPages[jax.Array]:
+        keys, values, key_scales, value_scales = self.pages
+        place = self._page, self._slot
+        if key_scales is None or value_scales is None:
+            return LayerPages(*write_kv(k, v, keys, values, *place, backend=self._backend))
+        return LayerPages(
+            *write_quantized_kv(
+                k, v, keys, values, key_scales, value_scales, *place, backend=self._backend
+            )
         )

@@ -5,6 +5,7 @@ programs and pool against the budget.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from dataclasses import dataclass
 
@@ -14,8 +15,11 @@ import jax.numpy as jnp
 from jaxinfer.config import MIN_MEMORY_UTILIZATION, EngineConfig, SchedulerConfig
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import Decoder
-from jaxinfer.runtime.kv_cache import page_bytes
+from jaxinfer.runtime.kv_cache import page_bytes, page_shape, pages_dtype
 from jaxinfer.runtime.memory_budget import MemoryBudget
+from pallas_kernels.addressing import LOWEST_BAD, LOWEST_GOOD, is_addressable
+
+_log = logging.getLogger(__name__)
 
 CPU_POOL_BYTES = 1 << 30  # where nothing is asked for: a CPU's memory belongs to others too
 SHARE_DIGITS = 4  # of the utilization that is recommended
@@ -33,6 +37,7 @@ class MemoryPlan:
     max_model_len: int  # tokens of prompt and output
     fewest_pages: int  # that would do: for one longest sequence, or 1 where the length is open
     budget: MemoryBudget
+    pages_dtype: jnp.dtype  # of keys and values
 
     @property
     def pool_bytes(self) -> int:
@@ -61,8 +66,9 @@ class MemoryPlan:
         """The sum, for people."""
         words = [f"{k.replace('kv_', 'KV ')} {_mib(size)}" for k, size in self.by_kind().items()]
         total = self.budget.total_bytes
+        in_int8 = ", int8" if self.pages_dtype == jnp.int8 else ""
         return (
-            f"{' + '.join(words)} ({self.num_pages} pages of {self.page_size} tokens) = "
+            f"{' + '.join(words)} ({self.num_pages} pages of {self.page_size} tokens{in_int8}) = "
             f"{_mib(self.total_bytes)}" + (f" of {_mib(total)}" if total is not None else "")
         )
 
@@ -95,29 +101,35 @@ def plan_memory(
 
     `kv_cache_bytes` if given; else 1 GiB on a CPU, and on a GPU what the budget leaves beside
     weights and programs. Never more than max_num_seqs full contexts can use. A context that was
-    left open is shortened to what the pool holds.
+    left open is shortened to what the pool holds. Int8 pages for GPU kernels are planned no larger
+    than those can address, with a warning.
 
-    Raises: ConfigError if max_model_len is over the model's limit, or the pool cannot hold one such
-        sequence: with the smallest setting that would do.
+    Raises: ConfigError if max_model_len is over the model's limit, the pool cannot hold one such
+        sequence, or the int8 pages asked for cannot be addressed: with a setting that would do.
     """
     longest = longest_context(config, decoder)
     page_size = config.cache.page_size
     full = -(-longest // page_size)
     fewest = 1 if config.scheduler.max_model_len is None else full
+    dtype = pages_dtype(config.cache.kv_cache_dtype, decoder.dtype)
     smallest = MemoryPlan(
         weights_bytes=decoder.params_bytes,
         programs_bytes=programs_bytes,
-        page_bytes=page_bytes(decoder.config, page_size=page_size, dtype=decoder.dtype),
+        page_bytes=page_bytes(decoder.config, page_size=page_size, dtype=dtype),
         num_pages=fewest,
         page_size=page_size,
         max_model_len=longest,
         fewest_pages=fewest,
         budget=budget,
+        pages_dtype=dtype,
     )
+    planned = is_planned(config, budget)
     pool = _pool_bytes(config, budget, smallest)
     num_pages = min(pool // smallest.page_bytes, full * config.scheduler.max_num_seqs)
+    if decoder.arithmetic.backend.form != "reference":
+        num_pages = _addressable(decoder, smallest, num_pages, is_asked=not planned)
     if num_pages < smallest.num_pages:
-        raise _too_small(smallest, num_pages, is_planned=is_planned(config, budget))
+        raise _too_small(smallest, num_pages, is_planned=planned)
     return dataclasses.replace(
         smallest, num_pages=num_pages, max_model_len=min(longest, num_pages * page_size)
     )
@@ -144,6 +156,24 @@ def _pool_bytes(config: EngineConfig, budget: MemoryBudget, smallest: MemoryPlan
         return CPU_POOL_BYTES
     assert budget.total_bytes is not None
     return max(0, budget.total_bytes - smallest.weights_bytes - smallest.programs_bytes)
+
+
+def _addressable(decoder: Decoder, plan: MemoryPlan, num_pages: int, *, is_asked: bool) -> int:
+    """As many pages of those as GPU kernels can address. Raises: ConfigError if they `is_asked`."""
+    shape = page_shape(decoder.config, num_pages=1, page_size=plan.page_size)
+    of_page = math.prod(shape)  # elements of one layer's keys
+    if is_addressable(num_pages * of_page, plan.pages_dtype.itemsize):
+        return num_pages
+    most, next_good = (LOWEST_BAD - 1) // of_page, -(-LOWEST_GOOD // of_page)
+    what = f"int8 keys of {num_pages * of_page} bytes in a layer, which GPU kernels cannot address"
+    if is_asked:
+        raise ConfigError(
+            f"the KV pool would have {what}; give it at most {most * plan.page_bytes} bytes "
+            f"(--kv-cache-memory {most * plan.page_bytes}), at least {next_good * plan.page_bytes} "
+            "with as many sequences, or --kv-cache-dtype auto"
+        )
+    _log.warning("the KV pool holds %d pages: %d would be %s", most, num_pages, what)
+    return most
 
 
 def _too_small(smallest: MemoryPlan, num_pages: int, *, is_planned: bool) -> ConfigError:

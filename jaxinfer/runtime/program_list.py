@@ -14,7 +14,7 @@ from jax.stages import Lowered, Wrapped
 from jaxinfer.config import MAX_LOGIT_BIAS
 from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.aot import Program
-from jaxinfer.runtime.kv_cache import page_shape
+from jaxinfer.runtime.kv_cache import layer_shapes
 from jaxinfer.runtime.penalties import PenaltyArrays
 from jaxinfer.runtime.sampling import SamplingArrays, Variant
 from jaxinfer.runtime.steps import DecodeArrays, PrefillArrays, Steps, without_layers
@@ -50,6 +50,7 @@ class ProgramList:
     """Enumerates the programs.
 
     Args:
+        pages_dtype: of keys and values; None: the decoder's.
         is_fused: one program per step; else begin, layer and end (jaxinfer/runtime/steps.py).
         lower: for which device.
     """
@@ -62,15 +63,20 @@ class ProgramList:
         *,
         num_pages: int,
         page_size: int,
+        pages_dtype: np.dtype[Any] | None = None,
         is_fused: bool,
         lower: Lower = lower_here,
     ):
         self._steps, self._buckets, self._is_fused = steps, buckets, is_fused
         self._lower = lower
         self._compiler_options = decoder.arithmetic.backend.compiler_options
-        shape = page_shape(decoder.config, num_pages=num_pages, page_size=page_size)
-        page = Shape(shape, decoder.dtype)
-        self._pages = [(page, page)] * decoder.config.num_hidden_layers
+        layer = layer_shapes(
+            decoder.config,
+            num_pages=num_pages,
+            page_size=page_size,
+            dtype=pages_dtype or decoder.dtype,
+        )
+        self._pages = [layer] * decoder.config.num_hidden_layers
         self._params, self._layer_kinds = decoder.param_shapes, decoder.layer_kinds
         self._top = without_layers(self._params)
         self._newest = _int32(buckets.max_rows)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from jaxinfer.config import EngineConfig
 from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.aot import Programs, make_ready, measure
-from jaxinfer.runtime.kv_cache import KVPages, make_pages, pages_program
+from jaxinfer.runtime.kv_cache import KVPages, make_pages, pages_dtype, pages_program
 from jaxinfer.runtime.memory_budget import MemoryBudget
 from jaxinfer.runtime.memory_plan import MemoryPlan, is_planned, longest_context, plan_memory
 from jaxinfer.runtime.program_cache import ProgramCache
@@ -88,6 +88,7 @@ class _Maker:
         self._config, self._decoder, self._cache_root = config, decoder, cache_root
         self._on_ready = on_ready
         self._is_fused = _is_fused(config.step_programs)
+        self._pages_dtype = pages_dtype(config.cache.kv_cache_dtype, decoder.dtype)
 
     def make(self, plan: MemoryPlan) -> ProgramSet:
         """All programs, and the plan with what they need; it may be over the budget."""
@@ -95,7 +96,7 @@ class _Maker:
         listed = self._listed(buckets, plan.num_pages)
         cache = self._cache(buckets, plan.num_pages)
         shape = {"num_pages": plan.num_pages, "page_size": plan.page_size}
-        model, dtype = self._decoder.config, self._decoder.dtype
+        model, dtype = self._decoder.config, self._pages_dtype
         pages = pages_program(model, dtype=dtype, **shape)
         wanted = [*listed.serving(), pages]
         with self._bar("compiling", len(wanted)) as on_ready:
@@ -144,13 +145,14 @@ class _Maker:
             buckets,
             num_pages=num_pages,
             page_size=self._config.cache.page_size,
+            pages_dtype=self._pages_dtype,
             is_fused=self._is_fused,
         )
 
     def _cache(self, buckets: Buckets, num_pages: int) -> ProgramCache:
         decoder, page_size = self._decoder, self._config.cache.page_size
         facts = (decoder.config, decoder.arithmetic, num_pages, page_size, buckets)
-        key = program_key((*facts, self._is_fused))
+        key = program_key((*facts, self._pages_dtype, self._is_fused))
         return ProgramCache(self._cache_root, key)
 
     @contextmanager

@@ -146,7 +146,7 @@ class ModelRunner:
         lost, self._pages = self._pages, []
         with suppress(Exception):  # of the step that broke them
             jax.block_until_ready(lost)
-        for array in (array for pages in lost for array in pages):
+        for array in jax.tree.leaves(lost):
             array.delete()
         self._newest = self._empty_seats()
         self._pages = list(jax.block_until_ready(self._make_pages()))
@@ -161,7 +161,7 @@ class ModelRunner:
             jax.block_until_ready((self._pages, self._newest))
         except Exception:  # of the programs that should have written them
             return False
-        return not any(page.is_deleted() for pages in self._pages for page in pages)
+        return not any(array.is_deleted() for array in jax.tree.leaves(self._pages))
 
     def score_chunk(
         self, version: str, bucket: int, arrays: PrefillArrays[np.ndarray], targets: np.ndarray

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.registry import Decoder
-from jaxinfer.runtime.kv_cache import KVPages, PagedKV
+from jaxinfer.runtime.kv_cache import KVPages, LayerPages, PagedKV
 from jaxinfer.runtime.penalties import PenaltyArrays, penalized
 from jaxinfer.runtime.sampling import Sampled, SamplingArrays, Variant, log_total, sample
 from pallas_kernels.query_blocks import Array, QueryBlocks
@@ -90,13 +90,13 @@ class Steps:
     def _layer(
         self,
         params: Params,
-        pages: tuple[jax.Array, jax.Array],
+        pages: LayerPages[jax.Array],
         x: jax.Array,
         rope: Rope,
         batch: StepArrays,
         *,
         kind: int = 0,
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    ) -> tuple[jax.Array, LayerPages[jax.Array]]:
         """One layer of a kind (`Decoder.layer_kinds`), on its own keys and values."""
         rows, blocks = None, None
         if isinstance(batch, PrefillArrays):

@@ -14,6 +14,7 @@ from jaxinfer.config import (
     CacheConfig,
     EngineConfig,
     KernelBackend,
+    KVCacheDtype,
     ModelSource,
     Quantize,
     SchedulerConfig,
@@ -259,6 +260,14 @@ FLAGS: tuple[Flag, ...] = (
         None,
         "bytes of the KV pool, e.g. 2G (planned)",
         "engine.kv_cache_bytes",
+    ),
+    Flag(
+        "kv-cache-dtype",
+        str,
+        _CACHE.kv_cache_dtype,
+        "of the KV pool; int8 holds about twice the tokens of bfloat16",
+        "engine.kv_cache_dtype",
+        get_args(KVCacheDtype),
     ),
     Flag(
         "gpu-memory-utilization",

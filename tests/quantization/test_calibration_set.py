@@ -130,7 +130,7 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path):
 
 
 def test_a_split_keeps_every_kind_on_both_sides_and_loses_nothing():
-    kinds: tuple[Kind, ...] = ("short",) * 8 + ("multi_turn",) * 4 + ("long",) * 5
+    kinds: list[Kind] = ["short"] * 8 + ["multi_turn"] * 4 + ["long"] * 5
     whole = CalibrationSet.of("a", [Sample(kind, (i,)) for i, kind in enumerate(kinds)])
     learned, kept = whole.split(4)
     assert {s.kind for s in learned.samples} == {s.kind for s in kept.samples} == set(KINDS)

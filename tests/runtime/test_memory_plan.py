@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import dataclasses
+import logging
 from typing import Any
 
 import jax
@@ -21,14 +22,17 @@ from jaxinfer.runtime.memory_plan import (
     plan_memory,
     smallest_share,
 )
+from pallas_kernels.backend import REFERENCE, Backend
 from tests.tiny import tensor_shapes, tiny_config
 
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4  # keys and values, 2 layers, 2 kv heads of 16, float32
 PAGE_BYTES = 16 * TOKEN_BYTES
+INT8_PAGE_BYTES = 16 * 2 * 2 * 2 * (16 + 4)  # with a float32 scale for each token and head
+FLOAT = jnp.dtype("float32")
 
 
-def decoder(dtype: str = "float32", **changes: Any) -> Decoder:
-    return decoder_for(tiny_config(**changes), dtype=jnp.dtype(dtype))
+def decoder(dtype: str = "float32", *, backend: Backend = REFERENCE, **changes: Any) -> Decoder:
+    return decoder_for(tiny_config(**changes), dtype=jnp.dtype(dtype), backend=backend)
 
 
 UNKNOWN = MemoryBudget(None, 0, None)
@@ -180,7 +184,7 @@ def test_unknown_memory_is_not_checked():
 def test_the_sum_is_told():
     mib = 1 << 20
     got = MemoryPlan(
-        20 * mib, 3 * mib, mib, 100, 16, 640, 1, MemoryBudget(2000 * mib, 7 * mib, None)
+        20 * mib, 3 * mib, mib, 100, 16, 640, 1, MemoryBudget(2000 * mib, 7 * mib, None), FLOAT
     )
     assert got.by_kind() == {
         "process": 7 * mib,
@@ -192,7 +196,9 @@ def test_the_sum_is_told():
         "process 7 MiB + weights 20 MiB + programs 3 MiB + KV pool 100 MiB "
         "(100 pages of 16 tokens) = 130 MiB of 2,000 MiB"
     )
-    on_gpu = MemoryPlan(20 * mib, 3 * mib, mib, 100, 16, 640, 1, gpu(1000 * mib))
+    int8 = dataclasses.replace(got, pages_dtype=jnp.dtype("int8"))
+    assert "KV pool 100 MiB (100 pages of 16 tokens, int8) = 130 MiB" in int8.line()
+    on_gpu = MemoryPlan(20 * mib, 3 * mib, mib, 100, 16, 640, 1, gpu(1000 * mib), FLOAT)
     assert on_gpu.line().startswith("weights 20 MiB + ")
     assert on_gpu.line().endswith(" = 123 MiB of 900 MiB")
 
@@ -249,12 +255,61 @@ def test_weights_are_bfloat16_on_a_gpu_and_float32_on_a_cpu(
     assert default_dtype(name) == jnp.dtype(want)
 
 
-def test_the_planned_pool_is_the_pool_that_is_made(tmp_path: Path):
+def test_int8_pages_take_a_byte_a_number_and_a_scale_for_each_token_and_head():
+    got = plan(kv_cache_bytes=50 * INT8_PAGE_BYTES, kv_cache_dtype="int8")
+    assert (got.num_pages, got.page_bytes) == (50, INT8_PAGE_BYTES)
+    assert plan(kv_cache_bytes=50 * INT8_PAGE_BYTES).num_pages == 15
+    half = plan(model=decoder("bfloat16"), kv_cache_bytes=1 << 16, kv_cache_dtype="int8")
+    assert half.num_pages == (1 << 16) // INT8_PAGE_BYTES
+
+
+KEYS_OF_PAGE = 16 * 2 * 16  # bytes of a layer's keys in int8
+MOST_PAGES = (2**31 - 1) // KEYS_OF_PAGE
+NEXT_PAGES = 2**32 // KEYS_OF_PAGE + 1
+KERNELS: dict[str, Any] = {
+    "backend": Backend("pallas", "sm_90"),
+    "max_position_embeddings": 1 << 30,
+}
+
+
+@pytest.mark.parametrize("num_pages", [MOST_PAGES + 1, NEXT_PAGES - 1])
+def test_int8_pages_that_gpu_kernels_cannot_address_are_refused_with_the_next_that_they_can(
+    num_pages: int,
+):
+    fields: dict[str, Any] = {"model": decoder(**KERNELS), "kv_cache_dtype": "int8"}
+    with pytest.raises(ConfigError) as caught:
+        plan(kv_cache_bytes=num_pages * INT8_PAGE_BYTES, **fields)
+    least, most = NEXT_PAGES * INT8_PAGE_BYTES, MOST_PAGES * INT8_PAGE_BYTES
+    assert f"(--kv-cache-memory {most}), at least {least} " in str(caught.value)
+    for good, pages in ((least, NEXT_PAGES), (most, MOST_PAGES)):
+        assert plan(kv_cache_bytes=good, **fields).num_pages == pages
+    del fields["model"]
+    reference = decoder(max_position_embeddings=1 << 30)
+    assert plan(model=reference, kv_cache_bytes=num_pages * INT8_PAGE_BYTES, **fields).num_pages
+    assert plan(model=decoder(**KERNELS), kv_cache_bytes=num_pages * PAGE_BYTES).num_pages
+
+
+def test_a_planned_int8_pool_is_cut_to_what_gpu_kernels_can_address(
+    caplog: pytest.LogCaptureFixture,
+):
+    with caplog.at_level(logging.WARNING):
+        got = plan(model=decoder(**KERNELS), budget=gpu(16 << 30), kv_cache_dtype="int8")
+    assert got.num_pages == MOST_PAGES
+    assert f"the KV pool holds {MOST_PAGES} pages: " in caplog.text
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_the_planned_pool_is_the_pool_that_is_made(kv_cache_dtype: str):
     from jaxinfer.runtime.kv_cache import make_pages
 
     model = decoder()
-    got = plan(model=model, kv_cache_bytes=7 * PAGE_BYTES, max_model_len=64)
+    got = plan(
+        model=model,
+        kv_cache_bytes=7 * PAGE_BYTES,
+        max_model_len=64,
+        kv_cache_dtype=kv_cache_dtype,
+    )
     pages = make_pages(
-        model.config, num_pages=got.num_pages, page_size=got.page_size, dtype=model.dtype
+        model.config, num_pages=got.num_pages, page_size=got.page_size, dtype=got.pages_dtype
     )
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(pages)) == got.pool_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -47,7 +48,7 @@ def breaking(built: Built, name: str, *, eats_pages: bool) -> ModelRunner:
     programs = Broken(**{f.name: getattr(whole, f.name) for f in dataclasses.fields(whole)})
     object.__setattr__(programs, "broken", name)
     object.__setattr__(programs, "eats_pages", eats_pages)
-    pages = [(jnp.array(k), jnp.array(v)) for k, v in runner._pages]
+    pages = jax.tree.map(jnp.array, runner._pages)
     return ModelRunner(
         runner._params,
         pages,
@@ -86,7 +87,7 @@ def test_a_failure_that_takes_the_pool_has_it_made_anew(built: Built):
     assert (step.outputs, step.num_failed, step.num_retried) == ((), 1, 1)
     assert step.rebuild_s is not None
     assert runner._has_pages()
-    assert not any(page.any() for pages in runner._pages for page in pages)
+    assert not any(page.any() for page in jax.tree.leaves(runner._pages))
     assert built.engine.pool_stats().pages_used == 0
 
 

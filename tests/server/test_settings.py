@@ -45,7 +45,7 @@ def test_every_flag_reaches_its_field(tmp_path: Path):
         *("--request-timeout", "2.5", "--shutdown-timeout", "3", "--log-level", "debug"),
         *("--log-format", "json", "--no-batch-invariant", "--queue-timeout", "1.5"),
         *("--max-queued-tokens", "999", "--batch-wait-ms", "7", "--default-class", "bulk"),
-        *("--priority-classes", str(classes)),
+        *("--priority-classes", str(classes), "--kv-cache-dtype", "int8"),
     )
     source, scheduler, cache = found.engine.source, found.engine.scheduler, found.engine.cache
     assert (source.model, source.revision, source.download_dir) == ("m.gguf", "r", "d")
@@ -56,7 +56,7 @@ def test_every_flag_reaches_its_field(tmp_path: Path):
     assert (scheduler.max_model_len, scheduler.max_num_seqs) == (99, 4)
     assert scheduler.max_num_batched_tokens == 64
     assert (cache.kv_cache_bytes, cache.page_size) == (3 * 2**29, 16)
-    assert cache.enable_prefix_caching is False
+    assert (cache.enable_prefix_caching, cache.kv_cache_dtype) == (False, "int8")
     assert (found.engine.seed, found.engine.kernel_backend) == (7, "reference")
     assert found.engine.batch_invariant is False
     assert (found.engine.memory_utilization, found.engine.cache_dir) == (0.5, "c")
@@ -120,6 +120,7 @@ EXAMPLES = {
     "max-num-seqs": "3",
     "max-num-batched-tokens": "32",
     "kv-cache-memory": "1GiB",
+    "kv-cache-dtype": "int8",
     "gpu-memory-utilization": "0.5",
     "page-size": "8",
     "enable-prefix-caching": "false",
