@@ -52,7 +52,7 @@ class LayerWeights:
 
     def _divide(self, fold: Fold, scales: Floats) -> None:
         if fold.form == "rows":
-            self._multiply_rows(fold.module, 1 / scales)
+            self._multiply_rows(fold.module, np.reciprocal(scales))
             return
         one = np.float32(fold.form == "norm_plus_one")
         module = self._module(fold.module)
@@ -62,7 +62,7 @@ class LayerWeights:
         """Keys are divided by scales float32[K, D], the queries that meet them multiplied."""
         num_queries = len(self.weight(rows.queries)) // scales.shape[1]
         shared = num_queries // len(scales)
-        self._multiply_rows(rows.keys, 1 / scales.reshape(-1))
+        self._multiply_rows(rows.keys, np.reciprocal(scales.reshape(-1)))
         self._multiply_rows(rows.queries, np.repeat(scales, shared, axis=0).reshape(-1))
 
     def tensors(self, sites: Sequence[Site]) -> Iterator[tuple[str, npt.NDArray[Any]]]:

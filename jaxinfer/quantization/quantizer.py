@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from checkpoints.certificate import LayerError
 from checkpoints.checkpoint import Checkpoint
-from checkpoints.formats import Quantization, WeightFormat
+from checkpoints.errors import CheckpointError
+from checkpoints.formats import Quantization, quantization_of
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import Decoder, decoder_for
 from jaxinfer.quantization.calibration_check import check_enough
@@ -58,8 +59,10 @@ def quantize(
         seed: of what is drawn; the same arguments give the same bytes.
         add_tensor: takes integers and scales, and in float32 what stays float.
     Raises: ConfigError for a model that is not known or a calibration set that is not enough;
-        CheckpointError for tensors that are missing, superfluous or not finite.
+        CheckpointError for a model that is quantized already, and for tensors that are missing,
+        superfluous or not finite.
     """
+    _check_floats(checkpoint)
     sites = sites_of(checkpoint)
     if recipe.weights.activations == "int8_static":
         check_enough(calibration, {})
@@ -107,6 +110,14 @@ def sites_of(checkpoint: Checkpoint) -> LayerSites:
             f"{', '.join(map(str, names))}"
         )
     return found
+
+
+def _check_floats(checkpoint: Checkpoint) -> None:
+    if quantization_of(checkpoint.config, str(checkpoint.path)) is not None:
+        raise CheckpointError(
+            f"{checkpoint.path}: expected a model of floats, found one that is quantized already; "
+            "give the model that it was made from"
+        )
 
 
 def _windows(

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from checkpoints.checkpoint import Checkpoint
 from checkpoints.errors import CheckpointError
-from checkpoints.formats import quantization_of
 from checkpoints.load import WeightSpec, load_params
 from checkpoints.load_product import ProductSpec
 from jaxinfer.models.registry import Decoder
@@ -24,22 +23,14 @@ Params = dict[str, Any]
 class FloatTensors:
     """Reads what `decoder` needs, as float32; embedding and head as the decoder keeps them.
 
-    Raises: CheckpointError for a model that is quantized already, and for tensors that the decoder
-        does not know.
+    Raises: CheckpointError for a tensor that is missing, or that the decoder does not know.
     """
 
     def __init__(self, checkpoint: Checkpoint, decoder: Decoder):
         self._source, self._file = checkpoint.source, str(checkpoint.path)
         self._plan = decoder.weight_plan()
-        if quantization_of(checkpoint.config, self._file) is not None:
-            raise CheckpointError(
-                f"{self._file}: expected a model of floats, found one that is quantized already; "
-                "give the model that it was made from"
-            )
-        ignored = (
-            (*IGNORED_TENSORS, HEAD) if decoder.config.tie_word_embeddings else IGNORED_TENSORS
-        )
-        self._check_left_over(ignored)
+        tied = (HEAD,) if decoder.config.tie_word_embeddings else ()
+        self._check_names((*IGNORED_TENSORS, *tied))
 
     def top(self) -> Params:
         """What stands before and after the layers."""
@@ -73,16 +64,17 @@ class FloatTensors:
                 )
         return params
 
-    def _check_left_over(self, ignored: tuple[str, ...]) -> None:
-        known = {name for spec in self._plan for name in _file_names(spec)}
+    def _check_names(self, ignored: tuple[str, ...]) -> None:
+        accepted, found = [_file_names(spec) for spec in self._plan], set(self._source.names())
+        missing = [names[0] for names in accepted if found.isdisjoint(names)]
+        known = {name for names in accepted for name in names}
         left = sorted(
-            name
-            for name in self._source.names()
-            if name not in known and not any(fnmatchcase(name, pattern) for pattern in ignored)
+            name for name in found - known if not any(fnmatchcase(name, p) for p in ignored)
         )
-        if left:
+        if missing or left:
             raise CheckpointError(
-                f"{self._file}: the model has no place for {len(left)} tensors, such as {left[0]!r}"
+                f"{self._file}: {len(missing)} tensors are missing{_such_as(missing)}, for "
+                f"{len(left)} the model has no place{_such_as(left)}"
             )
 
 
@@ -104,3 +96,7 @@ def _file_names(spec: WeightSpec | ProductSpec) -> tuple[str, ...]:
     if isinstance(spec, WeightSpec):
         return spec.names
     return tuple(f"{name}.weight" for name in spec.names)
+
+
+def _such_as(names: list[str]) -> str:
+    return f" (such as {names[0]!r})" if names else ""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from jaxinfer.errors import ConfigError
 from jaxinfer.quantization.calibration_set import CalibrationSet
 
-LENGTHS = (64, 256, 1024)  # tokens; a longer sample is cut
+LENGTHS = (64, 128, 256, 512)  # tokens; a longer sample is cut
 MAX_ROWS = 2048  # of all tokens, those whose inputs are kept one by one
 
 

@@ -1,0 +1,37 @@
+"""The sites of a family name all of its products, and what scales fold into."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+from jaxinfer.models.registry import FAMILIES, Decoder, decoder_for
+from jaxinfer.quantization.sites import LLAMA, SITES, LayerSites
+from jaxinfer.quantization.tensors import leaves
+from tests.tiny import tiny_config
+
+
+def shapes_of_layer(decoder: Decoder) -> dict[str, tuple[int, ...]]:
+    return {name: leaf.shape for name, leaf in leaves(decoder.float_shapes["layers"][0])}
+
+
+def test_every_served_architecture_states_its_sites():
+    assert set(FAMILIES) <= set(SITES)
+
+
+@pytest.mark.parametrize("sites", [LLAMA])
+def test_each_product_of_a_layer_has_one_site_and_each_fold_fits(sites: LayerSites):
+    config = tiny_config()
+    shapes = shapes_of_layer(decoder_for(config, dtype=jnp.dtype("float32")))
+    products = [product for site in sites.sites for product in site.products]
+    assert sorted(f"{product}.weight" for product in products) == sorted(
+        name for name, shape in shapes.items() if len(shape) == 2
+    )
+    for site in sites.sites:
+        widths = {shapes[f"{product}.weight"][1] for product in site.products}
+        assert len(widths) == 1
+        assert site.fold is not None
+        shared = config["num_attention_heads"] // config["num_key_value_heads"]
+        assert (
+            shapes[f"{site.fold.module}.weight"][0] * (shared if site.is_by_heads else 1) in widths
+        )
