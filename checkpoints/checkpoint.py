@@ -1,7 +1,8 @@
 """One model on disk, ready to use: weights, config, tokenizer, chat template, end tokens.
 
-`open_checkpoint` takes a Hugging Face folder, a GGUF file, or a folder with exactly one GGUF file.
-No JAX here, so the host half may use it for the tokenizer alone.
+`open_checkpoint` takes a Hugging Face folder (its weights may be orbax's), a GGUF file, or a folder
+with exactly one GGUF file. No JAX here but for orbax's, so the host half may use it for the
+tokenizer alone.
 
 How a BOS is expressed: `tokenizer` never adds one (nor an EOS), whatever the files say: a tokenizer
 that would is stripped of its post-processor, and `add_bos` says whether a prompt of plain text
@@ -30,6 +31,7 @@ from checkpoints.hf_folder import (
     strip_post_processor,
     token_text,
 )
+from checkpoints.orbax import OrbaxSource, is_orbax, orbax_files
 from checkpoints.safetensors import SafetensorsSource, weight_files
 from checkpoints.source import TensorSource
 
@@ -95,7 +97,7 @@ def _open_folder(folder: Path) -> Checkpoint:
     generation_config = read_json(folder / "generation_config.json", optional=True)
     tokenizer_config = read_json(folder / "tokenizer_config.json", optional=True)
     tokenizer = read_tokenizer(folder)
-    weights = weight_files(folder)
+    source, weights = _weights(folder)
     bos_token = token_text(folder, tokenizer_config, config, tokenizer, "bos_token")
     eos_token = token_text(folder, tokenizer_config, config, tokenizer, "eos_token")
     adds = strip_post_processor(folder, tokenizer, bos_token)
@@ -108,7 +110,7 @@ def _open_folder(folder: Path) -> Checkpoint:
         end_ids.add(eos_id)
     return Checkpoint(
         path=folder,
-        source=SafetensorsSource(folder),
+        source=source,
         config=config,
         tokenizer=tokenizer,
         chat_template=read_chat_template(folder, tokenizer_config),
@@ -119,6 +121,13 @@ def _open_folder(folder: Path) -> Checkpoint:
         generation_config=generation_config,
         version=content_hash([folder / CONFIG_FILE, folder / "tokenizer.json", *weights]),
     )
+
+
+def _weights(folder: Path) -> tuple[TensorSource, list[Path]]:
+    """And the files that they are in."""
+    if is_orbax(folder):
+        return OrbaxSource(folder), orbax_files(folder)
+    return SafetensorsSource(folder), weight_files(folder)
 
 
 def _open_gguf(path: Path) -> Checkpoint:

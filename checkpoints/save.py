@@ -6,9 +6,7 @@ form that has. Knows how tensors are kept, not how they are made.
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +21,9 @@ from checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from checkpoints.content_hash import content_hash
 from checkpoints.errors import CheckpointError, first_line
 from checkpoints.formats import CONFIG_KEY, Quantization
-from checkpoints.hf_folder import TOKENIZER_FILE, as_ids, read_json
+from checkpoints.hf_folder import TOKENIZER_FILE
 from checkpoints.safetensors import INDEX_FILE, SINGLE_FILE, SafetensorsSource, weight_files
+from checkpoints.small_files import as_json, write_small_files
 from checkpoints.source import TensorSource
 from checkpoints.unfinished import UnfinishedFolder
 
@@ -92,7 +91,7 @@ class CheckpointWriter:
     def add_json(self, name: str, value: Mapping[str, Any]) -> None:
         """A file beside the weights, such as certificate.json."""
         assert name != CONFIG_FILE, "config.json is the writer's own"
-        self._write(name, json.dumps(value, indent=1, ensure_ascii=False).encode())
+        self._write(name, as_json(value))
 
     def draft(self, quantization: Quantization | None) -> Checkpoint:
         """The model as it will be, readable while it is not finished, to measure it.
@@ -126,11 +125,10 @@ class CheckpointWriter:
             self._write_shard()
             try:
                 self._name_shards()
-                self._write_small_files()
+                write_small_files(self._folder.path, self._original)
             except OSError as error:
                 raise self._folder.failure(error) from None
-        config = json.dumps(self._config(quantization), indent=2, ensure_ascii=False)
-        self._write(CONFIG_DRAFT, config.encode())
+        self._write(CONFIG_DRAFT, as_json(self._config(quantization)))
 
     def _write_shard(self) -> None:
         path = self._folder.path / f"shard-{len(self._shards)}"
@@ -159,12 +157,6 @@ class CheckpointWriter:
             sizes = {"total_size": self._num_bytes}
             self.add_json(INDEX_FILE, {"metadata": sizes, "weight_map": weight_map})
 
-    def _write_small_files(self) -> None:
-        write_tokenizer(self._folder.path, self._original)
-        generation = _generation_config(self._original)
-        if generation:
-            self.add_json("generation_config.json", generation)
-
     def _config(self, quantization: Quantization | None) -> dict[str, Any]:
         own = (CONFIG_KEY, "dtype", "torch_dtype")
         config = {key: value for key, value in self._original.config.items() if key not in own}
@@ -189,34 +181,3 @@ def bytes_at_8_bits(source: TensorSource) -> int:
         size = int(np.prod(info.shape, dtype=np.int64))
         total += size if len(info.shape) > 1 else 4 * size
     return total
-
-
-def write_tokenizer(folder: Path, original: Checkpoint) -> None:
-    """tokenizer.json and tokenizer_config.json, from which `open_checkpoint` reads the same again.
-
-    Raises: OSError
-    """
-    kept = original.path / TOKENIZER_FILE
-    if kept.is_file():
-        shutil.copyfile(kept, folder / TOKENIZER_FILE)
-    else:
-        (folder / TOKENIZER_FILE).write_bytes(original.tokenizer.to_str(pretty=True).encode())
-    config = read_json(original.path / "tokenizer_config.json", optional=True)
-    config.pop("chat_template", None)
-    config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
-    config |= {"bos_token": original.bos_token, "eos_token": original.eos_token}
-    config["add_bos_token"] = original.add_bos
-    if original.chat_template is not None:
-        config["chat_template"] = original.chat_template
-    text = json.dumps(config, indent=2, ensure_ascii=False)
-    (folder / "tokenizer_config.json").write_bytes(text.encode())
-
-
-def _generation_config(original: Checkpoint) -> dict[str, Any]:
-    """With all end tokens, if config.json alone would lose one."""
-    found = dict(original.generation_config)
-    in_config = as_ids(original.path, original.config.get("eos_token_id"))
-    in_found = as_ids(original.path, found.get("eos_token_id"))
-    if not {*in_config, *in_found}.issuperset(original.eos_token_ids):
-        found["eos_token_id"] = list(original.eos_token_ids)
-    return found

@@ -30,8 +30,8 @@ class UnfinishedFolder:
     """
 
     def __init__(self, out: Path, num_bytes: int):
-        self.out = out
-        self.path = out.parent / f".{out.name}.unfinished"
+        self.out = out.absolute()
+        self.path = self.out.parent / f".{out.name}.unfinished"
         self._check_absent()
         check_room(self.path, num_bytes)
         try:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from checkpoints import certificate
-from checkpoints.certificate import Certificate, Perplexity
+from checkpoints.certificate import Certificate
 from checkpoints.checkpoint import Checkpoint, open_checkpoint
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import Quantization, WeightFormat
@@ -21,32 +21,10 @@ from jaxinfer.config import ModelSource
 from jaxinfer.errors import ConfigError
 from jaxinfer.runtime import weight_choice
 from jaxinfer.runtime.weight_choice import ON_THE_FLY, WeightChoice
+from tests.certificates import certified
 from tests.tiny import write_checkpoint
 
 INT8 = ON_THE_FLY["int8"]
-
-
-def certified(quantized: str, kl: float = 0.003) -> Certificate:
-    known = Perplexity(10.0, 9.0, 11.0)
-    return Certificate(
-        original="0" * 16,
-        quantized=quantized,
-        format="int8",
-        method="nearest",
-        seed=0,
-        calibration_hash="",
-        num_calibration_tokens=0,
-        held_out_hash="h",
-        num_held_out_tokens=10_000,
-        kl=kl,
-        kl_p99=0.1,
-        perplexity=known,
-        original_perplexity=known,
-        perplexity_change=Perplexity(0.001, 0.0, 0.002),
-        agreement=0.99,
-        num_bytes=100,
-        original_bytes=400,
-    )
 
 
 @pytest.fixture(scope="module")
