@@ -129,7 +129,7 @@ def test_a_paired_change_is_surer_than_the_perplexities():
     def theirs(token: int) -> list[float]:
         return [hard[token % 50, 0] + 0.05, hard[token % 50, 1]]
 
-    windows = windows_of(rng.integers(0, 2, size=2000), 64)
+    windows = windows_of(rng.integers(0, 2, size=2000).tolist(), 64)
     found = evaluate(model(ours), model(theirs), windows, least_tokens=1)
     of_change, of_one = found.perplexity_change, found.perplexity
     assert of_change.high - of_change.low < 0.2 * (of_one.high - of_one.low)

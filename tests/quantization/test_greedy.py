@@ -26,7 +26,11 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
 
 
 def rows_of(subject: Subject, **changes: Any) -> Rows:
-    fields = {"params": subject.params, "num_rows": 3, "num_positions": 12} | changes
+    fields: dict[str, Any] = {
+        "params": subject.params,
+        "num_rows": 3,
+        "num_positions": 12,
+    } | changes
     return Rows(subject.decoder, **fields)
 
 
