@@ -14,7 +14,7 @@ from jaxinfer.config import KVCacheDtype
 from jaxinfer.errors import ConfigError
 from jaxinfer.quantization.compare import Comparison, check_vocabularies
 from jaxinfer.quantization.cost import certificate_of, measured
-from jaxinfer.quantization.document import write_report
+from jaxinfer.quantization.document import REPORT_SUFFIXES, write_report
 from jaxinfer.quantization.held_out_windows import read_held_out
 from jaxinfer.quantization.measuring import Measuring
 from jaxinfer.quantization.prompt_file import read_prompts
@@ -35,6 +35,14 @@ class CompareOrder:
     measuring: Measuring
 
     def __post_init__(self) -> None:
+        """Raises: ConfigError for what can't be done, or could not be written in the end."""
+        if self.out.suffix.lower() not in REPORT_SUFFIXES:
+            raise ConfigError(
+                f"the report must end in {' or '.join(REPORT_SUFFIXES)}; got {self.out}"
+            )
+        for path in (self.out, self.certificate):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise ConfigError(f"{path} must lie in a folder that is there")
         if self.certificate is not None and (
             self.prompts is not None or self.rounded_to is None or self.kv_cache != "auto"
         ):

@@ -48,6 +48,7 @@ class SideBySide:
     texts: tuple[str, str]
 
 
+HTML, MARKDOWN = REPORT_SUFFIXES = (".html", ".md")
 Block = Heading | Paragraph | Table | Picture | SideBySide
 
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
@@ -121,7 +122,7 @@ def to_markdown(blocks: Sequence[Block], stem: str) -> tuple[str, dict[str, str]
 
 def write_report(out: Path, title: str, blocks: Sequence[Block]) -> None:
     """As HTML if `out` ends so, else as Markdown with its pictures beside it. Raises: OSError."""
-    if out.suffix.lower() in (".html", ".htm"):
+    if out.suffix.lower() == HTML:
         out.write_text(to_html(title, blocks), encoding="utf-8")
         return
     text, pictures = to_markdown(blocks, out.stem)

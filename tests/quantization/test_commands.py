@@ -124,6 +124,17 @@ def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str
     assert "no-such-model: expected an existing file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("out", "complaint"),
+    [("r.pdf", "must end in .html or .md"), ("no-folder/r.md", "a folder that is there")],
+)
+def test_a_report_that_could_not_be_written_is_refused_first(
+    out: str, complaint: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["compare", "no-such-model", "m", "--out", out]) == 2
+    assert complaint in capsys.readouterr().err
+
+
 def test_a_certificate_is_of_what_serving_rounds():
     with pytest.raises(ConfigError, match="--quantization"):
         compare_order_of(parse(["compare", "a", "b", "--out", "r.md", "--certificate", "c.json"]))
