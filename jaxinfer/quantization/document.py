@@ -48,7 +48,8 @@ class SideBySide:
     texts: tuple[str, str]
 
 
-HTML, MARKDOWN = REPORT_SUFFIXES = (".html", ".md")
+HTML = ".html"
+REPORT_SUFFIXES = (HTML, ".md")
 Block = Heading | Paragraph | Table | Picture | SideBySide
 
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
