@@ -68,6 +68,13 @@ class Certificate:
     agreement: float  # share of held-out tokens after which both think the same token likeliest
     num_bytes: int  # of all tensors
     original_bytes: int
+    calibration: str = ""  # the set's name
+    held_out: str = ""  # the text's name
+    window: int = 0  # tokens that each model saw at once
+    jaxinfer: str = ""  # version that measured
+    jax: str = ""
+    exceptions: tuple[str, ...] = ()  # products in another format: "layers.3.mlp.down_proj: int8"
+    outliers: tuple[str, ...] = ()  # of the activations, by site, for people
     layer_errors: tuple[LayerError, ...] = ()
     answers: tuple[Answer, ...] = ()
 
@@ -92,6 +99,8 @@ class Certificate:
             for name in ("perplexity", "original_perplexity", "perplexity_change"):
                 fields[name] = Perplexity(**_check_kinds(Perplexity, fields[name]))
             fields["layer_errors"] = tuple(LayerError(**error) for error in fields["layer_errors"])
+            for name in ("exceptions", "outliers"):
+                fields[name] = tuple(map(str, fields[name]))
             fields["answers"] = tuple(Answer(**answer) for answer in fields["answers"])
             return cls(**fields)
         except (KeyError, TypeError, AttributeError) as error:
