@@ -90,14 +90,28 @@ class PagedKV:
         self._page = jnp.where(positions >= 0, own_page, num_pages)
         self._slot = at % page_size
 
-    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+    ) -> jax.Array:
         with jax.named_scope("kv_write"):
             pages = write_kv(k, v, *self.pages, self._page, self._slot, backend=self._backend)
         self.pages = pages
-        scale = q.shape[-1] ** -0.5
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
         if self._blocks is None:
             return paged_attention(
-                q, *pages, self._page_table, self._positions, scale=scale, backend=self._backend
+                q,
+                *pages,
+                self._page_table,
+                self._positions,
+                scale=scale,
+                window=window,
+                backend=self._backend,
             )
         return ragged_paged_attention(
             q,
@@ -107,5 +121,6 @@ class PagedKV:
             self._rows,
             self._blocks,
             scale=scale,
+            window=window,
             backend=self._backend,
         )
