@@ -83,7 +83,10 @@ def test_a_size_that_is_no_positive_integer_is_refused(key: str, value: Any):
     [
         ({"num_key_value_heads": 4}, r"num_attention_heads \(6\) must be a multiple.*\(4\)"),
         ({"head_dim": 15}, "head_dim must be even for RoPE; got 15"),
-        ({"hidden_act": "gelu"}, "hidden_act must be one of silu, swish, gelu_pytorch_tanh; got 'gelu'"),
+        (
+            {"hidden_act": "gelu"},
+            "hidden_act must be one of silu, swish, gelu_pytorch_tanh; got 'gelu'",
+        ),
         ({"sliding_window": 4096}, "sliding_window must be absent or off; got 4096"),
         (
             {"sliding_window": 4096, "use_sliding_window": True},
