@@ -60,12 +60,12 @@ class DenseKV:
         scale: float | None = None,
         window: int | None = None,
     ) -> jax.Array:
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        factor: float = q.shape[-1] ** -0.5 if scale is None else scale
         keys = self.keys = jnp.concatenate([self.keys, k.astype(jnp.float32)])
         values = self.values = jnp.concatenate([self.values, v.astype(jnp.float32)])
         shared = q.shape[1] // k.shape[1]
         keys, values = (jnp.repeat(x, shared, axis=1) for x in (keys, values))
-        scores = jnp.einsum("thd,uhd->htu", q.astype(jnp.float32) * scale, keys)
+        scores = jnp.einsum("thd,uhd->htu", q.astype(jnp.float32) * factor, keys)
         num_new, num_all = q.shape[0], keys.shape[0]
         is_seen = jnp.tril(jnp.ones((num_new, num_all), bool), num_all - num_new)
         if window is not None:

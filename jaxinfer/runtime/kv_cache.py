@@ -102,14 +102,14 @@ class PagedKV:
         with jax.named_scope("kv_write"):
             pages = write_kv(k, v, *self.pages, self._page, self._slot, backend=self._backend)
         self.pages = pages
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        factor: float = q.shape[-1] ** -0.5 if scale is None else scale
         if self._blocks is None:
             return paged_attention(
                 q,
                 *pages,
                 self._page_table,
                 self._positions,
-                scale=scale,
+                scale=factor,
                 window=window,
                 backend=self._backend,
             )
@@ -120,7 +120,7 @@ class PagedKV:
             self._positions,
             self._rows,
             self._blocks,
-            scale=scale,
+            scale=factor,
             window=window,
             backend=self._backend,
         )

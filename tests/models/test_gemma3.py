@@ -24,19 +24,27 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
     return load_tiny(tmp_path_factory.mktemp("model"), **GEMMA3)
 
 
-@pytest.mark.parametrize("changes", [{}, SCALED], ids=["plain", "scaled"])
-def test_logits_are_those_of_the_reference_decoder(changes: dict[str, Any], tmp_path: Path):
-    tiny = load_tiny(tmp_path, **GEMMA3, **changes)
-    ids = tiny.random_ids(40)
-    want = tiny.reference.logits(ids)
+@pytest.fixture(scope="module")
+def logits(gemma3: TinyDecoder) -> np.ndarray:
+    return gemma3.dense(gemma3.random_ids(40))
+
+
+def test_logits_are_those_of_the_reference_decoder(gemma3: TinyDecoder, logits: np.ndarray):
+    want = gemma3.reference.logits(gemma3.random_ids(40))
     assert np.ptp(want) > 5  # neither flat nor degenerate
-    np.testing.assert_allclose(tiny.dense(ids), want, rtol=1e-4, atol=2e-4)
+    np.testing.assert_allclose(logits, want, rtol=1e-4, atol=2e-4)
+
+
+def test_global_layers_alone_are_scaled(tmp_path: Path):
+    tiny = load_tiny(tmp_path, **GEMMA3, **SCALED)
+    ids = tiny.random_ids(40)
+    np.testing.assert_allclose(tiny.dense(ids), tiny.reference.logits(ids), rtol=1e-4, atol=2e-4)
 
 
 def test_token_by_token_is_the_same_as_all_at_once(gemma3: TinyDecoder):
     ids = gemma3.random_ids(12, seed=1)
     want = gemma3.reference.logits(ids)
-    np.testing.assert_allclose(gemma3.dense(ids, (5, 6, 7, 9)), want, rtol=1e-4, atol=2e-4)
+    np.testing.assert_allclose(gemma3.dense(ids, (9,)), want, rtol=1e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -52,24 +60,22 @@ def test_token_by_token_is_the_same_as_all_at_once(gemma3: TinyDecoder):
     ],
     ids=str,
 )
-def test_each_of_them_shows(gemma3: TinyDecoder, changes: dict[str, Any]):
+def test_each_of_them_shows(gemma3: TinyDecoder, logits: np.ndarray, changes: dict[str, Any]):
     """The comparison with the reference can fail: the window to the token."""
     config = tiny_config(**GEMMA3 | changes)
     ids = gemma3.random_ids(40)
     other = reference_decoder(config, tiny_tensors(config)).logits(ids)
-    assert np.abs(other - gemma3.dense(ids)).max() > 0.02
+    assert np.abs(other - logits).max() > 0.02
 
 
 def test_a_window_ends_to_the_token(tmp_path: Path):
     """One sliding layer of 4 tokens: what is further back changes nothing."""
-    one = {"num_hidden_layers": 1, "sliding_window": 4}
+    one: dict[str, Any] = {"num_hidden_layers": 1, "sliding_window": 4}
     tiny = load_tiny(tmp_path, **GEMMA3 | one)
     ids = tiny.random_ids(12, seed=3)
-    for changed in range(12):
-        others = [*ids]
-        others[changed] = (ids[changed] + 1) % tiny.vocab_size
-        rows = (tiny.dense(ids) != tiny.dense(others)).any(axis=1)
-        assert np.flatnonzero(rows).tolist() == list(range(changed, min(12, changed + 4)))
+    others = [*ids[:5], (ids[5] + 1) % tiny.vocab_size, *ids[6:]]
+    rows = (tiny.dense(ids) != tiny.dense(others)).any(axis=1)
+    assert np.flatnonzero(rows).tolist() == [5, 6, 7, 8]
 
 
 def test_a_layer_type_is_a_kind_of_its_own():
