@@ -48,6 +48,7 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     dim, mlp, vocab = (config[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
     q, kv = (config[k] * config["head_dim"] for k in ("num_attention_heads", "num_key_value_heads"))
     has_bias = config.get("attention_bias") or config["model_type"] == "qwen2"
+    is_gemma3 = config["model_type"] == "gemma3_text"
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (vocab, dim),
         "model.norm.weight": (dim,),
@@ -65,6 +66,13 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             f"{layer}.mlp.up_proj.weight": (mlp, dim),
             f"{layer}.mlp.down_proj.weight": (dim, mlp),
         }
+        if is_gemma3:
+            shapes |= {
+                f"{layer}.pre_feedforward_layernorm.weight": (dim,),
+                f"{layer}.post_feedforward_layernorm.weight": (dim,),
+                f"{layer}.self_attn.q_norm.weight": (config["head_dim"],),
+                f"{layer}.self_attn.k_norm.weight": (config["head_dim"],),
+            }
         if has_bias:
             shapes |= {
                 f"{layer}.self_attn.{x}_proj.bias": (size,)
@@ -86,10 +94,11 @@ def tiny_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]
     """Random float32 tensors, scaled so that the model's choices are neither flat nor certain."""
     rng = np.random.default_rng(seed)
     tensors = {}
+    norm_mean = 0.0 if config["model_type"] == "gemma3_text" else 1.0  # Gemma's are 1 + weight
     for name, shape in tensor_shapes(config).items():
         is_norm = name.endswith("norm.weight")
         scale = 0.1 if is_norm else 0.5 if name.endswith("bias") else 1.5 * shape[-1] ** -0.5
-        values = rng.normal(size=shape) * scale + (1.0 if is_norm else 0.0)
+        values = rng.normal(size=shape) * scale + (norm_mean if is_norm else 0.0)
         tensors[name] = values.astype(np.float32)
     return tensors
 

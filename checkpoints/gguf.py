@@ -1,4 +1,5 @@
-"""A GGUF file as a `TensorSource`: names translated, q/k rows put back, blocks dequantized.
+"""A GGUF file as a `TensorSource`: names translated, q/k rows put back, blocks dequantized, the 1
+in Gemma's norms taken out.
 
 Rows are dequantized as they are read, never the whole file. Block formats are the gguf package's
 business. llama-family converters store the rows of q and k for the interleaved rotary form (pairs
@@ -36,6 +37,7 @@ class _Entry:
     tensor: GGUFTensor
     info: TensorInfo
     rows: np.ndarray | None  # int[out]: row of the file for each of our rows; None: the same
+    is_offset: bool  # the file holds 1 + ours
 
 
 class GGUFSource:
@@ -86,7 +88,8 @@ class GGUFSource:
         tensor = entry.tensor
         if len(tensor.shape) == 1:
             vector = _rows(self._mapped, tensor)
-            return (vector if entry.rows is None else vector[entry.rows])[first]
+            vector = vector if entry.rows is None else vector[entry.rows]
+            return (vector - vector.dtype.type(1) if entry.is_offset else vector)[first]
         part = _rows(self._mapped, tensor, first if entry.rows is None else entry.rows[first])
         return part[(slice(None), *rest)] if rest else part
 
@@ -132,7 +135,8 @@ def _entry(tensor: GGUFTensor, architecture: Architecture, config: dict[str, Any
     name = architecture.hf_name(tensor.name)
     num_heads = architecture.permuted_heads(tensor.name, config)
     rows = None if num_heads is None else _unpermuted(tensor.shape[0], num_heads)
-    return _Entry(tensor, TensorInfo(name, tensor.shape, dtype, size * dtype.itemsize), rows)
+    info = TensorInfo(name, tensor.shape, dtype, size * dtype.itemsize)
+    return _Entry(tensor, info, rows, architecture.is_offset(tensor.name))
 
 
 def _unpermuted(num_rows: int, num_heads: int) -> np.ndarray:

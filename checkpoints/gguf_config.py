@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,13 @@ _LAYER_PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA3_PARTS = _LAYER_PARTS | {
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _GLOBAL_PARTS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -44,13 +51,16 @@ class Architecture:
 
     name: str  # general.architecture, and the prefix of its metadata keys
     model_class: str
-    is_permuted: bool  # rows of q and k are stored for the interleaved rotary form
+    model_type: str
+    is_permuted: bool = False  # rows of q and k are stored for the interleaved rotary form
+    norms_hold_one: bool = False  # stored as 1 + weight
+    layer_parts: Mapping[str, str] = field(default_factory=lambda: _LAYER_PARTS)
 
     def hf_name(self, name: str) -> str:
         """Hugging Face's tensor name; a name unknown here stays, so that the loader reports it."""
         layer = _LAYER_NAME.fullmatch(name)
-        if layer and layer[2] in _LAYER_PARTS:
-            return f"model.layers.{layer[1]}.{_LAYER_PARTS[layer[2]]}.{layer[3]}"
+        if layer and layer[2] in self.layer_parts:
+            return f"model.layers.{layer[1]}.{self.layer_parts[layer[2]]}.{layer[3]}"
         part, _, kind = name.rpartition(".")
         if part in _GLOBAL_PARTS and kind in ("weight", "bias"):
             return f"{_GLOBAL_PARTS[part]}.{kind}"
@@ -64,10 +74,21 @@ class Architecture:
         key = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(layer[2])
         return None if key is None else config[key]
 
+    def is_offset(self, name: str) -> bool:
+        """Whether the file holds 1 + the weight."""
+        return self.norms_hold_one and name.endswith("norm.weight")
+
 
 ARCHITECTURES = (
-    Architecture("llama", "LlamaForCausalLM", is_permuted=True),
-    Architecture("qwen2", "Qwen2ForCausalLM", is_permuted=False),
+    Architecture("llama", "LlamaForCausalLM", "llama", is_permuted=True),
+    Architecture("qwen2", "Qwen2ForCausalLM", "qwen2"),
+    Architecture(
+        "gemma3",
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        norms_hold_one=True,
+        layer_parts=_GEMMA3_PARTS,
+    ),
 )
 
 
@@ -108,8 +129,7 @@ def hf_config(
     rope_theta = fields.number("rope.freq_base", 10000.0)
     config = {
         "architectures": [architecture.model_class],
-        "model_type": architecture.name,
-        "hidden_act": "silu",
+        "model_type": architecture.model_type,
         "hidden_size": hidden_size,
         "intermediate_size": fields.integer("feed_forward_length"),
         "num_hidden_layers": fields.integer("block_count"),
@@ -124,9 +144,30 @@ def hf_config(
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
     }
+    if architecture.model_type == "gemma3_text":
+        config |= _gemma3_keys(fields, config)
+    else:
+        config["hidden_act"] = "silu"
     for key in ("bos_token_id", "eos_token_id"):
         config[key] = token_id(metadata, f"tokenizer.ggml.{key}")
     return config
+
+
+def _gemma3_keys(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What only Gemma 3 has: of 62 layers (27B) q is scaled by the width per head, else by its own.
+
+    The pattern of windows and the base of sliding layers are not in the files before 2026.
+    """
+    per_head = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": fields.integer("attention.sliding_window"),
+        "sliding_window_pattern": fields.integer("attention.sliding_window_pattern", 6),
+        "rope_local_base_freq": fields.number("rope.freq_base_swa", 10000.0),
+        "query_pre_attn_scalar": (
+            per_head if config["num_hidden_layers"] == 62 else config["head_dim"]
+        ),
+    }
 
 
 def token_id(metadata: Mapping[str, Any], key: str) -> int | None:

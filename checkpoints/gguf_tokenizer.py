@@ -86,6 +86,8 @@ def build_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
     if model == "gpt2":
         tokenizer = _byte_level(path, metadata, tokens)
     elif model == "llama":
+        if not _has_space_prefix(metadata):
+            tokens = _with_marks(tokens, types)
         tokenizer = _sentencepiece(path, metadata, tokens, types)
     else:
         raise _error(path, "model", "'gpt2' or 'llama'", repr(model))
@@ -183,7 +185,7 @@ def _sentencepiece(
     merges = _merges_from_scores(tokens, [float(score) for score in scores], types)
     model = _bpe(path, tokens, merges, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
-    has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    has_prefix = _has_space_prefix(metadata)
     space = normalizers.Replace(" ", "▁")
     strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
     tokenizer.normalizer = (
@@ -193,6 +195,21 @@ def _sentencepiece(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     return tokenizer
+
+
+def _has_space_prefix(metadata: Mapping[str, Any]) -> bool:
+    return bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+
+
+def _with_marks(tokens: list[str], types: Sequence[int]) -> list[str]:
+    """User-defined tokens as SentencePiece has them: it looks for them where a space is a mark
+    already, converters write a space, and a text may have a mark of its own beside one.
+    """
+    marked = [
+        text.replace(" ", "▁") if kind == USER_DEFINED else text
+        for text, kind in zip(tokens, types, strict=True)
+    ]
+    return marked if len(set(marked)) == len(marked) else tokens
 
 
 def _merges_from_scores(

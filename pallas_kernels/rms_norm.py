@@ -25,6 +25,7 @@ def rms_norm(
     weight: jax.Array,
     *,
     eps: float,
+    adds_one: bool = False,
     least_rows: int = 1,
     backend: Backend = REFERENCE,
 ) -> jax.Array:
@@ -34,18 +35,19 @@ def rms_norm(
         x: float[T, E].
         weight: float[E].
         eps: added to the mean of the squares.
+        adds_one: 1 is added to the weight, in float32.
         least_rows: as of row_sum; of the reference form.
     Returns: [T, E] of x's dtype.
     Raises: ValueError naming the argument that does not fit.
     """
     _check(x, weight, backend)
     if backend.form == "reference":
-        return rms_norm_reference(x, weight, eps=eps, least_rows=least_rows)
+        return rms_norm_reference(x, weight, eps=eps, adds_one=adds_one, least_rows=least_rows)
     check_not_empty(x=x)
     width = x.shape[1]
     lanes = pl.next_power_of_2(width)
     return pl.pallas_call(
-        partial(_kernel, eps=eps),
+        partial(_kernel, eps=eps, adds_one=adds_one),
         grid=(x.shape[0],),
         out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
         compiler_params=plt.CompilerParams(
@@ -57,7 +59,7 @@ def rms_norm(
 
 
 def rms_norm_reference(
-    x: jax.Array, weight: jax.Array, *, eps: float, least_rows: int
+    x: jax.Array, weight: jax.Array, *, eps: float, adds_one: bool = False, least_rows: int
 ) -> jax.Array:
     """The same in jnp."""
     wide = x.astype(jnp.float32)
@@ -65,16 +67,21 @@ def rms_norm_reference(
     # rsqrt(mean + eps) without a product before the sum (row_sum.py says why).
     total = row_sum(wide * wide, least_rows=least_rows) + dim * eps
     normed = wide * (lax.rsqrt(total) * dim**0.5)[:, None]
-    return (normed * weight.astype(jnp.float32)[None, :]).astype(x.dtype)
+    return (normed * _factor(weight, adds_one)[None, :]).astype(x.dtype)
 
 
-def _kernel(x_ref: Any, weight_ref: Any, out_ref: Any, *, eps: float) -> None:
+def _factor(weight: jax.Array, adds_one: bool) -> jax.Array:
+    wide = weight.astype(jnp.float32)
+    return wide + 1.0 if adds_one else wide
+
+
+def _kernel(x_ref: Any, weight_ref: Any, out_ref: Any, *, eps: float, adds_one: bool) -> None:
     width = x_ref.shape[1]
     row = pl.program_id(0)
     column = lax.iota(jnp.int32, pl.next_power_of_2(width))
     is_held = column < width
     wide = plt.load(x_ref.at[row, column], mask=is_held, other=0).astype(jnp.float32)
-    weight = plt.load(weight_ref.at[column], mask=is_held, other=0).astype(jnp.float32)
+    weight = _factor(plt.load(weight_ref.at[column], mask=is_held, other=0), adds_one)
     total = jnp.sum(wide * wide) + width * eps
     normed = wide * (lax.rsqrt(total) * width**0.5)
     plt.store(out_ref.at[row, column], (normed * weight).astype(out_ref.dtype), mask=is_held)

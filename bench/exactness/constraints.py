@@ -73,9 +73,17 @@ class FewRows:
     def pages(self) -> LayerPages[jax.Array]:
         return self._inner.pages
 
-    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+    ) -> jax.Array:
         q, k, v = (jnp.pad(x, ((0, self._extra), (0, 0), (0, 0))) for x in (q, k, v))
-        return self._inner.attend(q, k, v)[: self._num_rows]
+        return self._inner.attend(q, k, v, scale=scale, window=window)[: self._num_rows]
 
 
 class DecodeSteps:
@@ -94,7 +102,9 @@ class DecodeSteps:
             dtype=decoder.dtype,
         )
         self._begin = jax.jit(self._begin_step)
-        self._layer = jax.jit(self._layer_step, donate_argnames=("pages", "x"))
+        self._layer = jax.jit(
+            self._layer_step, static_argnames="kind", donate_argnames=("pages", "x")
+        )
         self._end = jax.jit(self._end_step)
 
     def __call__(self, num_rows: int) -> np.ndarray:
@@ -103,18 +113,29 @@ class DecodeSteps:
         positions = np.full(num_rows, CONTEXT - 1, np.int32)
         x, rope = self._begin(self._top, token_ids, positions)
         table = self._table[:num_rows]
+        kinds = self._model.decoder.layer_kinds
         for i, params in enumerate(self._model.params["layers"]):
-            x, self._pages[i] = self._layer(params, self._pages[i], x, rope, table, positions)
+            x, self._pages[i] = self._layer(
+                params, self._pages[i], x, rope, table, positions, kind=kinds[i]
+            )
         return np.asarray(self._end(self._top, x))
 
     def _begin_step(self, top: Any, token_ids: jax.Array, positions: jax.Array) -> Any:
         return self._model.decoder.bind_top(top).begin(token_ids, positions)
 
     def _layer_step(
-        self, params: Any, pages: Any, x: jax.Array, rope: Any, table: jax.Array, at: jax.Array
+        self,
+        params: Any,
+        pages: Any,
+        x: jax.Array,
+        rope: Any,
+        table: jax.Array,
+        at: jax.Array,
+        *,
+        kind: int,
     ) -> Any:
         kv_cache = FewRows(pages, table, at)
-        x = self._model.decoder.bind_layer(params)(x, rope, kv_cache)
+        x = self._model.decoder.bind_layer(params, kind)(x, rope, kv_cache)
         return x, kv_cache.pages
 
     def _end_step(self, top: Any, x: jax.Array) -> jax.Array:

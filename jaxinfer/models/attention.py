@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxinfer.models.arithmetic import Arithmetic
-from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.config import LayerType, ModelConfig
 from jaxinfer.models.layers import layer_product
-from jaxinfer.models.rope import apply_rope
+from jaxinfer.models.rope import RopeTables, apply_rope
 from pallas_kernels.kv_write import quantize
 
 
@@ -23,9 +23,20 @@ class KVCache(Protocol):
     jaxinfer/runtime/kv_cache.py.
     """
 
-    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+    ) -> jax.Array:
         """Stores k, v float[T, K, D] and attends q float[T, H, D] to what it may see.
 
+        Args:
+            scale: multiplies q·k; None: D**-0.5.
+            window: tokens that a query sees, itself included; None: all before it.
         Returns: float[T, H, D].
         """
         ...
@@ -41,16 +52,26 @@ class DenseKV:
     def __init__(self, config: ModelConfig):
         empty = jnp.zeros((0, config.num_key_value_heads, config.head_dim), jnp.float32)
         self.keys, self.values = empty, empty
-        self._scale = config.head_dim**-0.5
 
-    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+    ) -> jax.Array:
+        factor: float = q.shape[-1] ** -0.5 if scale is None else scale
         keys = self.keys = jnp.concatenate([self.keys, k.astype(jnp.float32)])
         values = self.values = jnp.concatenate([self.values, v.astype(jnp.float32)])
         shared = q.shape[1] // k.shape[1]
         keys, values = (jnp.repeat(x, shared, axis=1) for x in (keys, values))
-        scores = jnp.einsum("thd,uhd->htu", q.astype(jnp.float32) * self._scale, keys)
+        scores = jnp.einsum("thd,uhd->htu", q.astype(jnp.float32) * factor, keys)
         num_new, num_all = q.shape[0], keys.shape[0]
         is_seen = jnp.tril(jnp.ones((num_new, num_all), bool), num_all - num_new)
+        if window is not None:
+            is_seen = jnp.triu(is_seen, num_all - num_new - window + 1)
         weights = jax.nn.softmax(jnp.where(is_seen, scores, -jnp.inf), axis=-1)
         return jnp.einsum("htu,uhd->thd", weights, values).astype(q.dtype)
 
@@ -60,8 +81,16 @@ class QuantizedDenseKV(DenseKV):
     scale for each token and head.
     """
 
-    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return super().attend(q, _rounded(k), _rounded(v))
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+    ) -> jax.Array:
+        return super().attend(q, _rounded(k), _rounded(v), scale=scale, window=window)
 
 
 def _rounded(x: jax.Array) -> jax.Array:
@@ -73,7 +102,12 @@ def _rounded(x: jax.Array) -> jax.Array:
 class Attention(nnx.Module):
     """Grouped-query attention (arXiv:2305.13245) with rotary positions."""
 
-    def __init__(self, config: ModelConfig, arithmetic: Arithmetic):
+    def __init__(
+        self,
+        config: ModelConfig,
+        arithmetic: Arithmetic,
+        layer_type: LayerType = "full_attention",
+    ):
         dim, head_dim = config.hidden_size, config.head_dim
         q_dim, kv_dim = (
             n * head_dim for n in (config.num_attention_heads, config.num_key_value_heads)
@@ -85,16 +119,20 @@ class Attention(nnx.Module):
         self.o_proj = layer_product(
             "o_proj", q_dim, dim, use_bias=config.out_bias, arithmetic=arithmetic
         )
-        self.head_dim = head_dim
+        self.head_dim, self.scale = head_dim, config.attention_scale
+        self.window = config.window_of(layer_type)
 
-    def __call__(
-        self, x: jax.Array, rope: tuple[jax.Array, jax.Array], kv_cache: KVCache
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, rope: RopeTables, kv_cache: KVCache) -> jax.Array:
         """float[T, E] -> float[T, E]."""
+        q, k, v = self.heads(x)
+        q, k = apply_rope(q, *rope), apply_rope(k, *rope)
+        out = kv_cache.attend(q, k, v, scale=self.scale, window=self.window)
+        return self.o_proj(out.reshape(x.shape[0], -1))
+
+    def heads(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries float[T, H, D], keys and values float[T, K, D] of x, before rotation."""
         q, k, v = (
             proj(x).reshape(x.shape[0], -1, self.head_dim)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = apply_rope(q, *rope), apply_rope(k, *rope)
-        out = kv_cache.attend(q, k, v)
-        return self.o_proj(out.reshape(x.shape[0], -1))
+        return q, k, v

@@ -17,6 +17,7 @@ from flax import nnx
 from checkpoints.formats import HEAD_FORMAT, WeightFormat
 from jaxinfer.config import MIN_ROWS
 from jaxinfer.models.arithmetic import Arithmetic
+from jaxinfer.models.config import Activation
 from jaxinfer.models.quantized_product import IntegerWeight, quantized_product
 from pallas_kernels.matmul import matmul
 from pallas_kernels.rms_norm import rms_norm
@@ -98,13 +99,36 @@ def layer_product(
 class RMSNorm(nnx.Module):
     """x / rms(x) * weight over the last axis, in float32 (arXiv:1910.07467)."""
 
+    adds_one = False  # to the weight
+
     def __init__(self, dim: int, *, eps: float, arithmetic: Arithmetic):
         self.weight = _empty((dim,), arithmetic.dtype)
         self.eps, self.backend = eps, arithmetic.backend
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        weight = self.weight[...]
-        return rms_norm(x, weight, eps=self.eps, least_rows=MIN_ROWS, backend=self.backend)
+        return rms_norm(
+            x,
+            self.weight[...],
+            eps=self.eps,
+            adds_one=self.adds_one,
+            least_rows=MIN_ROWS,
+            backend=self.backend,
+        )
+
+
+class OffsetRMSNorm(RMSNorm):
+    """x / rms(x) * (1 + weight), Gemma's."""
+
+    adds_one = True
+
+
+def rounded(product: jax.Array) -> jax.Array:
+    """A product that meets a sum, as it is: no compiler can make one multiply-add of both.
+
+    Whether XLA's CPU compiler does may depend on the number of rows (pallas_kernels/row_sum.py),
+    and it drops barriers; it keeps the maximum that a number can have.
+    """
+    return jnp.minimum(product, jnp.asarray(jnp.finfo(product.dtype).max, product.dtype))
 
 
 class Embedding(nnx.Module):
@@ -155,15 +179,30 @@ def embedding(
     return kind(vocab_size, dim, arithmetic=arithmetic)
 
 
-class MLP(nnx.Module):
-    """SwiGLU (arXiv:2002.05202): down(silu(gate(x)) * up(x)), rounded once between."""
+ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+}
 
-    def __init__(self, dim: int, hidden_dim: int, *, use_bias: bool, arithmetic: Arithmetic):
+
+class MLP(nnx.Module):
+    """Gated (arXiv:2002.05202): down(activation(gate(x)) * up(x)), rounded once between."""
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        *,
+        use_bias: bool,
+        arithmetic: Arithmetic,
+        activation: Activation = "silu",
+    ):
         product = partial(layer_product, use_bias=use_bias, arithmetic=arithmetic)
         self.gate_proj = product("gate_proj", dim, hidden_dim)
         self.up_proj = product("up_proj", dim, hidden_dim)
         self.down_proj = product("down_proj", hidden_dim, dim)
+        self.activation: Activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
         gate, up = (proj(x).astype(jnp.float32) for proj in (self.gate_proj, self.up_proj))
-        return self.down_proj((jax.nn.silu(gate) * up).astype(x.dtype))
+        return self.down_proj((ACTIVATIONS[self.activation](gate) * up).astype(x.dtype))

@@ -11,29 +11,28 @@ from flax import nnx
 
 from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.attention import Attention, KVCache
-from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.config import LayerType, ModelConfig
 from jaxinfer.models.layers import MLP, RMSNorm, embedding
-from jaxinfer.models.rope import inverse_frequencies, rope_tables
+from jaxinfer.models.rope import RopeTables, inverse_frequencies, rope_tables
 
 
 class LlamaLayer(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); the same module for all layers."""
 
-    def __init__(self, config: ModelConfig, arithmetic: Arithmetic):
+    def __init__(self, config: ModelConfig, arithmetic: Arithmetic, layer_type: LayerType):
         dim, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(dim, eps=eps, arithmetic=arithmetic)
-        self.self_attn = Attention(config, arithmetic.inside("self_attn"))
+        self.self_attn = Attention(config, arithmetic.inside("self_attn"), layer_type)
         self.post_attention_layernorm = RMSNorm(dim, eps=eps, arithmetic=arithmetic)
         self.mlp = MLP(
             dim,
             config.intermediate_size,
             use_bias=config.mlp_bias,
             arithmetic=arithmetic.inside("mlp"),
+            activation=config.hidden_act,
         )
 
-    def __call__(
-        self, x: jax.Array, rope: tuple[jax.Array, jax.Array], kv_cache: KVCache
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, rope: RopeTables, kv_cache: KVCache) -> jax.Array:
         """float[T, E] -> float[T, E]."""
         with jax.named_scope("attn"):
             x = x + self.self_attn(self.input_layernorm(x), rope, kv_cache)
@@ -52,9 +51,7 @@ class LlamaTop(nnx.Module):
             self.lm_head = embedding(vocab_size, dim, arithmetic=arithmetic)
         self.config = config
 
-    def begin(
-        self, token_ids: jax.Array, positions: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def begin(self, token_ids: jax.Array, positions: jax.Array) -> tuple[jax.Array, RopeTables]:
         """int32[T], int32[T] -> what the first layer takes: float[T, E] and the rotary tables."""
         rope = rope_tables(positions, inverse_frequencies(self.config))
         return self.embed_tokens(token_ids), rope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,21 +18,30 @@ from jaxinfer.errors import ConfigError
 from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.attention import DenseKV
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.gemma3 import Gemma3Layer, Gemma3Top
 from jaxinfer.models.kernel_limits import check_formats, check_kernels
 from jaxinfer.models.llama import LlamaLayer, LlamaTop
 from pallas_kernels.backend import REFERENCE, Backend
 
+Top = LlamaTop | Gemma3Top
+Layer = LlamaLayer | Gemma3Layer
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The modules of a decoder family; each takes (config, arithmetic)."""
+    """The modules of a decoder family.
 
-    top: type[LlamaTop]
-    layer: type[LlamaLayer]
+    top: takes (config, arithmetic).
+    layer: takes (config, arithmetic, layer type).
+    """
+
+    top: type[Top]
+    layer: type[Layer]
 
 
 LLAMA = Family(LlamaTop, LlamaLayer)
 FAMILIES = {
+    "Gemma3ForCausalLM": Family(Gemma3Top, Gemma3Layer),
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": LLAMA,
     "Qwen2ForCausalLM": LLAMA,
@@ -47,10 +56,8 @@ class Decoder:
     """
 
     config: ModelConfig
-    top: nnx.GraphDef[LlamaTop]  # static: bound to parameters, it is the callable module
-    layers: tuple[
-        nnx.GraphDef[LlamaLayer], ...
-    ]  # those that differ in the formats of their weights
+    top: nnx.GraphDef[Any]  # static: bound to parameters, it is the callable module
+    layers: tuple[nnx.GraphDef[Any], ...]  # those that differ in formats of weights or in type
     layer_kinds: tuple[int, ...]  # of each layer: its place in `layers`
     param_shapes: dict[str, Any]  # of ShapeDtypeStruct
     float_shapes: dict[str, Any]  # the same of the model that is not quantized
@@ -66,11 +73,11 @@ class Decoder:
         leaves = jax.tree.leaves(self.param_shapes)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
-    def bind_top(self, params: dict[str, Any]) -> LlamaTop:
+    def bind_top(self, params: dict[str, Any]) -> Top:
         """Embedding, last norm and head, for use while tracing; `layers` in params is ignored."""
         return nnx.merge(self.top, {k: v for k, v in params.items() if k != "layers"})
 
-    def bind_layer(self, params: dict[str, Any], kind: int = 0) -> LlamaLayer:
+    def bind_layer(self, params: dict[str, Any], kind: int = 0) -> Any:
         """One layer, for use while tracing; kind: of `layer_kinds`."""
         return nnx.merge(self.layers[kind], params)
 
@@ -145,10 +152,13 @@ def decoder_for(
         check_formats(config, quantization, backend)
     arithmetic = Arithmetic(dtype, backend, quantization)
     top, shapes = _abstract(family.top, config, arithmetic)
-    of_layers = [arithmetic.inside(f"layers.{i}") for i in range(config.num_hidden_layers)]
+    of_layers = [
+        (arithmetic.inside(f"layers.{i}"), config.layer_type(i))
+        for i in range(config.num_hidden_layers)
+    ]
     kinds = list(dict.fromkeys(of_layers))
     layers, layer_shapes = zip(
-        *(_abstract(family.layer, config, kind) for kind in kinds), strict=True
+        *(_abstract(family.layer, config, *kind) for kind in kinds), strict=True
     )
     layer_kinds = tuple(kinds.index(own) for own in of_layers)
     return Decoder(
@@ -164,12 +174,11 @@ def decoder_for(
 
 def _float_shapes(family: Family, config: ModelConfig, arithmetic: Arithmetic) -> dict[str, Any]:
     _, top = _abstract(family.top, config, arithmetic)
-    _, layer = _abstract(family.layer, config, arithmetic)
+    _, layer = _abstract(family.layer, config, arithmetic, config.layer_type(0))
     return top | {"layers": [layer] * config.num_hidden_layers}
 
 
-def _abstract(
-    module: type[LlamaTop] | type[LlamaLayer], config: ModelConfig, arithmetic: Arithmetic
-) -> tuple[Any, dict[str, Any]]:
-    graph, state = nnx.split(nnx.eval_shape(lambda: module(config, arithmetic)))
+def _abstract(module: Callable[..., nnx.Module], *args: Any) -> tuple[Any, dict[str, Any]]:
+    """The module made of `args`, without parameters, and their shapes."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: module(*args)))
     return graph, nnx.to_pure_dict(state)

@@ -13,12 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxinfer.models.config import ModelConfig, RopeScaling
+from jaxinfer.models.config import LayerType, ModelConfig, RopeScaling
+
+RopeTables = tuple[jax.Array, jax.Array]
+"""Cosines and sines of a step's positions, each float32[T, 1, head_dim / 2]."""
 
 
-def inverse_frequencies(config: ModelConfig) -> npt.NDArray[np.float32]:
+def inverse_frequencies(
+    config: ModelConfig, layer_type: LayerType = "full_attention"
+) -> npt.NDArray[np.float32]:
     """float32[head_dim / 2]; equal to transformers' for default, linear and llama3."""
     half = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    if layer_type == "sliding_attention":
+        return (config.rope_local_base_freq**-half).astype(np.float32)
     plain = config.rope_theta**-half
     scaling = config.rope_scaling
     if scaling is None:
@@ -37,10 +44,8 @@ def _llama3(plain: npt.NDArray[np.float64], scaling: RopeScaling) -> npt.NDArray
     return (1 - blend) * plain / scaling.factor + blend * plain
 
 
-def rope_tables(
-    positions: jax.Array, frequencies: npt.NDArray[np.float32]
-) -> tuple[jax.Array, jax.Array]:
-    """int32[T] -> (cos, sin), each float32[T, 1, head_dim / 2]."""
+def rope_tables(positions: jax.Array, frequencies: npt.NDArray[np.float32]) -> RopeTables:
+    """Of positions int32[T]."""
     angles = positions.astype(jnp.float32)[:, None, None] * frequencies[None, None, :]
     return jnp.cos(angles), jnp.sin(angles)
 

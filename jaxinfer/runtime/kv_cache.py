@@ -132,10 +132,18 @@ class PagedKV:
         self._page = jnp.where(positions >= 0, own_page, num_pages)
         self._slot = at % page_size
 
-    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+    ) -> jax.Array:
         with jax.named_scope("kv_write"):
             pages = self.pages = self._written(k, v)
-        scale = q.shape[-1] ** -0.5
+        factor: float = q.shape[-1] ** -0.5 if scale is None else scale
         if self._blocks is None:
             return paged_attention(
                 q,
@@ -143,9 +151,10 @@ class PagedKV:
                 pages.values,
                 self._page_table,
                 self._positions,
-                scale=scale,
+                scale=factor,
                 k_scales=pages.key_scales,
                 v_scales=pages.value_scales,
+                window=window,
                 backend=self._backend,
             )
         return ragged_paged_attention(
@@ -156,9 +165,10 @@ class PagedKV:
             self._positions,
             self._rows,
             self._blocks,
-            scale=scale,
+            scale=factor,
             k_scales=pages.key_scales,
             v_scales=pages.value_scales,
+            window=window,
             backend=self._backend,
         )
 

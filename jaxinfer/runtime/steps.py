@@ -52,7 +52,7 @@ class PrefillArrays(NamedTuple, Generic[Array]):
 
 
 StepArrays = DecodeArrays[jax.Array] | PrefillArrays[jax.Array]
-Rope = tuple[jax.Array, jax.Array]
+Rope = Any  # the rotary tables of a step, as the family's layers take them
 
 
 class Steps:

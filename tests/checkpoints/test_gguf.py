@@ -117,7 +117,7 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path):
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(
-        CheckpointError, match=r"general\.architecture to be llama, qwen2, found 'mamba'"
+        CheckpointError, match=r"general\.architecture to be llama, qwen2, gemma3, found 'mamba'"
     ):
         GGUFSource(tmp_path / "m.gguf")
 

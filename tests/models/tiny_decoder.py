@@ -15,12 +15,24 @@ from checkpoints.checkpoint import open_checkpoint
 from jaxinfer.models.attention import DenseKV
 from jaxinfer.models.registry import Decoder, decoder_for
 from jaxinfer.runtime.weights import load_weights
-from tests.models.reference_decoder import ReferenceDecoder
+from tests.models.reference_decoder import ReferenceDecoder, reference_decoder
 from tests.tiny import tiny_config, tiny_tensors, write_checkpoint
 
 ONE_KV_HEAD: dict[str, Any] = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 32}
 QWEN2: dict[str, Any] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 MISTRAL: dict[str, Any] = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+GEMMA3: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 4,
+    "sliding_window": 6,
+    "sliding_window_pattern": 3,  # layers 0, 1 and 3 slide
+    "query_pre_attn_scalar": 24,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 500.0,
+    "hidden_act": None,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
 
 
 @dataclass(frozen=True)
@@ -61,4 +73,4 @@ def load_tiny(folder: Path, *, dtype: str = "float32", seed: int = 0, **changes:
     jax.block_until_ready(params)
     checkpoint.close()
     config = tiny_config(**changes)
-    return TinyDecoder(decoder, params, ReferenceDecoder(config, tiny_tensors(config, seed)))
+    return TinyDecoder(decoder, params, reference_decoder(config, tiny_tensors(config, seed)))

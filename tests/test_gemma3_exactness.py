@@ -1,0 +1,59 @@
+"""A model whose layers see different windows: the same bits in every circumstance.
+
+One layer of each type, requests shorter and longer than the window, which ends inside a page. All
+circumstances are slow; a few of each kind always run.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.exactness.circumstance import Lab
+from bench.exactness.probes import random_probes
+from bench.exactness.subject import Subject
+from bench.exactness.suite import cases, circumstances
+from jaxinfer.build import build
+from tests.models.tiny_decoder import GEMMA3
+from tests.tiny import tiny_engine_config, write_checkpoint
+
+PAGE_SIZE, NUM_PAGES, MAX_MODEL_LEN, WINDOW = 16, 160, 1024, 40
+TOKEN_BYTES = 2 * 2 * 2 * 16 * 4  # keys and values, 2 layers, 2 heads of 16 floats
+PROBES = random_probes((1, 17, WINDOW - 1, 128, 200), 250, seed=0)
+QUICK = ("7 neighbours", "chunks of 32", "a hit on 1 page", "preempted once")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    folder = tmp_path_factory.mktemp("exact")
+    changes = GEMMA3 | {
+        "num_hidden_layers": 2,
+        "sliding_window_pattern": 2,
+        "sliding_window": WINDOW,
+        "max_position_embeddings": MAX_MODEL_LEN,
+    }
+    config = tiny_engine_config(
+        write_checkpoint(folder / "model", **changes),
+        folder / "cache",
+        kv_cache_bytes=NUM_PAGES * PAGE_SIZE * TOKEN_BYTES,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+    )
+    return Lab(Subject(build(config)), PROBES)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_it_changes_no_bit(lab: Lab, name: str):
+    (circumstance,) = (c for c in circumstances(lab.limits, PROBES) if c.name == name)
+    probes = [probe for _, probe in cases([circumstance], PROBES)]
+    assert probes
+    for probe in probes:
+        case = lab.check(circumstance, probe)
+        assert case.wrong is None, str(case)
+
+
+@pytest.mark.slow
+def test_no_circumstance_changes_a_bit(lab: Lab):
+    every = [c for c in circumstances(lab.limits, PROBES) if "restart" not in c.name]
+    checked = [lab.check(c, probe) for c, probe in cases(every, PROBES)]
+    assert len(checked) > 100
+    assert [str(case) for case in checked if case.wrong is not None] == []
