@@ -11,7 +11,8 @@ from pallas_kernels.addressing import check_addressable
 from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.query_blocks import NARROW_GROUP
 
-TILE_KV = 128  # tokens of the reference form's tile; a page size must divide it
+TILE_KV = 64  # tokens of the reference form's tile
+LARGEST_PAGE = 128  # tokens; a page size must divide it
 MAX_SHARED = 32  # query heads per KV head that a kernel takes
 MAX_HEAD_DIM = 256  # of a kernel
 
@@ -80,8 +81,8 @@ def _check_pages(q: jax.Array, pages: KVPages) -> None:
         raise ValueError(
             f"q must be [rows, H, {head_dim}] with H a multiple of {num_kv}; got {q.shape}"
         )
-    if TILE_KV % page_size:
-        raise ValueError(f"k_pages' page size must divide {TILE_KV}; got {page_size}")
+    if LARGEST_PAGE % page_size:
+        raise ValueError(f"k_pages' page size must divide {LARGEST_PAGE}; got {page_size}")
     if k_pages.dtype != v_pages.dtype:
         raise ValueError(
             f"k_pages and v_pages must have one dtype; got {k_pages.dtype} and {v_pages.dtype}"

@@ -120,8 +120,9 @@ def _attend_blocks(
     _, num_kv, page_size, _ = pages.k_pages.shape
     width, shared = blocks.shape[1], num_heads // num_kv
     num_rows = width * shared
-    pages_per_tile = TILE_KV // page_size
-    pad = -pages.page_table.shape[1] % pages_per_tile
+    parts = max(1, page_size // TILE_KV)  # of a page, each within one tile
+    parts_per_tile = max(1, TILE_KV // page_size)
+    pad = -pages.page_table.shape[1] % parts_per_tile
     page_table = jnp.pad(pages.page_table, ((0, 0), (0, pad)))
 
     def by_head(x: jax.Array) -> jax.Array:
@@ -136,10 +137,15 @@ def _attend_blocks(
         x = x[:, :, :num_rows, :head_dim].reshape(group, num_kv, width, shared, head_dim)
         return x.transpose(0, 2, 1, 3, 4).reshape(group, width, num_heads, head_dim)
 
-    def tile(pool: jax.Array, ids: jax.Array) -> jax.Array:
-        """[P, K, S, ...] at int32[G, pages_per_tile] -> float32[G, K, TILE_KV, ...]."""
+    def tile(pool: jax.Array, ids: jax.Array, t: jax.Array) -> jax.Array:
+        """Tile t of [P, K, S, ...] at its pages int32[G, 1 or more] -> float32[G, K, TILE_KV, ...].
+
+        One index for a head's slots of a page: XLA CPU copies faster than with an index per axis.
+        """
         heads = jnp.arange(num_kv, dtype=jnp.int32)[None, :, None]
-        got = pool.at[ids[:, None, :], heads].get(mode="promise_in_bounds")
+        rows = (ids[:, None, :] * num_kv + heads) * parts + t % parts
+        got = pool.reshape(pool.shape[0] * num_kv * parts, -1)
+        got = got.at[rows].get(mode="promise_in_bounds")
         return got.reshape(group, num_kv, TILE_KV, *pool.shape[3:]).astype(jnp.float32)
 
     def attend_group(g: jax.Array, out: jax.Array) -> jax.Array:
@@ -153,15 +159,17 @@ def _attend_blocks(
 
         def visit(t: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             top, total, acc = carry
-            ids = lax.dynamic_slice_in_dim(table, t * pages_per_tile, pages_per_tile, axis=1)
+            first_page = lax.div(t * parts_per_tile, parts)
+            ids = lax.dynamic_slice_in_dim(table, first_page, parts_per_tile, axis=1)
             kv_positions = t * TILE_KV + jnp.arange(TILE_KV, dtype=jnp.int32)
-            k, v = (_pad_head(tile(pool, ids)) for pool in (pages.k_pages, pages.v_pages))
+            k, v = (_pad_head(tile(pool, ids, t)) for pool in (pages.k_pages, pages.v_pages))
             # A reused page may hold anything past this row's end: 0 * NaN would be NaN.
             is_held = kv_positions[None, :] <= last[:, None]
-            v = _held(v, is_held[:, None, :, None])
+            # (Of k too, whose scores are masked: XLA CPU copies pages faster through a select.)
+            k, v = (_held(x, is_held[:, None, :, None]) for x in (k, v))
             scores = jnp.einsum("gkrd,gkud->gkru", q_g, k)
             if pages.k_scales is not None:
-                scores = scores * tile(pages.k_scales, ids)[:, :, None, :]
+                scores = scores * tile(pages.k_scales, ids, t)[:, :, None, :]
             if scoring.soft_cap is not None:
                 scores = jnp.tanh(scores / scoring.soft_cap) * scoring.soft_cap
             is_seen = _is_seen(kv_positions, q_positions, scoring.window)
@@ -173,7 +181,7 @@ def _attend_blocks(
                 p = jnp.where(is_seen[:, None], p, 0.0)
             total = total * shrink[..., None] + _lane_sums(p)
             if pages.v_scales is not None:
-                p = p * _held(tile(pages.v_scales, ids), is_held[:, None])[:, :, None, :]
+                p = p * _held(tile(pages.v_scales, ids, t), is_held[:, None])[:, :, None, :]
             acc = acc * shrink[..., None] + jnp.einsum("gkru,gkud->gkrd", p, v)
             return new_top, total, acc
 

@@ -16,6 +16,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 LEVELS = 127  # on each side of 0
+FEW_ROWS = 32  # counting the terms of a row
 TERM = 256  # of the second term's unit in the first's; a power of two, so that adding them rounds
 # once, fused or not
 
@@ -83,7 +84,16 @@ def terms_of(
 
 
 def _product(x: jax.Array, q: jax.Array) -> jax.Array:
-    return lax.dot_general(x, q, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+    """int8[M, K], [N, K] -> int32[M, N]."""
+    if x.shape[0] > FEW_ROWS:
+        return _dot(x, q)
+    # XLA CPU copies the second operand into another order first: rather the few rows than the
+    # weights. The barrier keeps it from turning the product around.
+    return lax.optimization_barrier(_dot(q, x)).T
+
+
+def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
+    return lax.dot_general(left, right, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
 
 
 def _joined(product: jax.Array, num_terms: int) -> jax.Array:

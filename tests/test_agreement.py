@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxinfer.config import MIN_ROWS
 from jaxinfer.scheduling.buckets import WIDE_BLOCKS_AT_ONCE, Buckets
-from pallas_kernels.attention_arguments import TILE_KV
+from pallas_kernels.attention_arguments import LARGEST_PAGE
 from pallas_kernels.query_blocks import NARROW_GROUP, WIDE_GROUP
 
 
@@ -21,4 +21,4 @@ def test_wide_blocks_are_whole_groups():
 
 
 def test_page_sizes_divide_the_attention_tile():
-    assert TILE_KV == 128  # CacheConfig refuses page sizes that do not divide it
+    assert LARGEST_PAGE == 128  # CacheConfig refuses page sizes that do not divide it
