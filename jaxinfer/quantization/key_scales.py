@@ -75,7 +75,7 @@ def _best(keys: Floats, queries: Floats) -> tuple[Floats, float, float]:
     for scales in _candidates(keys, queries):
         wide = np.concatenate([scales, scales])
         difference = _rounded(keys / wide) * wide - keys
-        errors.append((_variance(asked @ difference.T, weights), scales))
+        errors.append((_variance((asked @ difference.T).astype(np.float32), weights), scales))
     error, scales = min(errors, key=lambda found: found[0])
     return scales, error, errors[0][0]
 
@@ -83,7 +83,8 @@ def _best(keys: Floats, queries: Floats) -> tuple[Floats, float, float]:
 def _candidates(keys: Floats, queries: Floats) -> Iterator[Floats]:
     """float32[D/2], all ones first."""
     largest = _floored(_pairs(np.abs(keys)).max(axis=(0, 1)))
-    asked = _floored(np.sqrt(np.square(_pairs(queries)).mean(axis=(0, 1, 2))))
+    squares = np.square(_pairs(queries)).mean(axis=(0, 1, 2), dtype=np.float32)
+    asked = _floored(np.sqrt(squares).astype(np.float32))
     for of_keys, of_queries in product(KEY_POWERS, QUERY_POWERS):
         scales = largest**of_keys * asked**-of_queries
         yield (scales / np.exp(np.log(scales).mean())).astype(np.float32)
@@ -96,7 +97,9 @@ def _pairs(x: Floats) -> Floats:
 
 def _floored(x: Floats) -> Floats:
     most = x.max()
-    return np.maximum(x, most * LEAST) if most > 0 else np.ones_like(x)
+    if most <= 0:
+        return np.ones_like(x)
+    return np.maximum(x, most * LEAST).astype(np.float32)
 
 
 def _attention(asked: Floats, keys: Floats, at: npt.NDArray[np.int_]) -> Floats:
@@ -104,7 +107,7 @@ def _attention(asked: Floats, keys: Floats, at: npt.NDArray[np.int_]) -> Floats:
     scores = asked @ keys.T
     scores[np.broadcast_to(np.arange(len(keys)) > at[:, None, None], scores.shape)] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
+    return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
 
 
 def _variance(errors: Floats, weights: Floats) -> float:
