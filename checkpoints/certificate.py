@@ -113,6 +113,8 @@ _KINDS: dict[str, Any] = {"str": str, "int": int, "float": (int, float)}
 def _check_kinds(cls: type, found: Mapping[str, Any]) -> Mapping[str, Any]:
     """Raises: TypeError for a text where a number belongs, and the like."""
     for own in dataclasses.fields(cls):
+        if own.name not in found and own.default is not dataclasses.MISSING:
+            continue
         kind, value = _KINDS.get(str(own.type)), found[own.name]
         if kind is not None and (isinstance(value, bool) or not isinstance(value, kind)):
             raise TypeError(f"{own.name} {value!r:.40}")

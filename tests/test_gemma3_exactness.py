@@ -6,6 +6,8 @@ circumstances are slow; a few of each kind always run.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bench.exactness.circumstance import Lab
@@ -25,7 +27,7 @@ QUICK = ("7 neighbours", "chunks of 32", "a hit on 1 page", "preempted once")
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     folder = tmp_path_factory.mktemp("exact")
-    changes = GEMMA3 | {
+    changes: dict[str, Any] = GEMMA3 | {
         "num_hidden_layers": 2,
         "sliding_window_pattern": 2,
         "sliding_window": WINDOW,

@@ -40,7 +40,7 @@ class SiteInputs:
     @property
     def all_hessian(self) -> Floats:
         more = self.held_hessian - self.hessian
-        return self.hessian + np.float32(self.held_share) * more
+        return np.asarray(self.hessian + more * self.held_share, np.float32)
 
     @property
     def all_largest(self) -> Floats:

@@ -16,7 +16,7 @@ from tests.models.reference_decoder import reference_decoder
 from tests.models.tiny_decoder import GEMMA3, TinyDecoder, load_tiny
 from tests.tiny import tiny_config, tiny_tensors
 
-SCALED = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+SCALED: dict[str, Any] = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
 
 
 @pytest.fixture(scope="module")

@@ -130,8 +130,10 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path):
 
 
 def test_a_split_keeps_every_kind_on_both_sides_and_loses_nothing():
-    kinds: list[Kind] = ["short"] * 8 + ["multi_turn"] * 4 + ["long"] * 5
-    whole = CalibrationSet.of("a", [Sample(kind, (i,)) for i, kind in enumerate(kinds)])
+    counts: dict[Kind, int] = {"short": 8, "multi_turn": 4, "long": 5}
+    at = iter(range(sum(counts.values())))
+    samples = [Sample(kind, (next(at),)) for kind, count in counts.items() for _ in range(count)]
+    whole = CalibrationSet.of("a", samples)
     learned, kept = whole.split(4)
     assert {s.kind for s in learned.samples} == {s.kind for s in kept.samples} == set(KINDS)
     assert [s.token_ids for s in kept.samples] == [(3,), (7,), (15,), (11,)]
