@@ -93,6 +93,10 @@ class CheckpointWriter:
         assert name != CONFIG_FILE, "config.json is the writer's own"
         self._write(name, as_json(value))
 
+    def add_text(self, name: str, text: str) -> None:
+        """The same of a text, such as a report."""
+        self._write(name, text.encode())
+
     def draft(self, quantization: Quantization | None) -> Checkpoint:
         """The model as it will be, readable while it is not finished, to measure it.
 
