@@ -17,7 +17,7 @@ from checkpoints.checkpoint import open_checkpoint
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import Quantization, WeightFormat
 from checkpoints.load import load_params
-from jaxinfer.errors import ConfigError
+from jaxinfer.errors import ConfigError, EngineFailure
 from jaxinfer.models.registry import decoder_for
 from jaxinfer.quantization.calibration_check import NotEnoughCalibration
 from jaxinfer.quantization.calibration_set import CalibrationSet
@@ -25,6 +25,7 @@ from jaxinfer.quantization.forward import Forward
 from jaxinfer.quantization.quantizer import Quantized, quantize
 from jaxinfer.quantization.recipe import Recipe
 from tests.models.test_quantized_layers import Held
+from tests.models.tiny_decoder import GEMMA3
 from tests.quantization.calibration_world import random_set
 from tests.tiny import write_checkpoint
 
@@ -217,3 +218,17 @@ def test_a_model_that_is_quantized_already_is_refused(damaged: Callable[..., Pat
 def test_an_architecture_without_sites_is_refused(damaged: Callable[..., Path]):
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM.*got PhiForCausalLM"):
         made(damaged({}, architectures=["PhiForCausalLM"]), Recipe(INT4))
+
+
+def test_keys_that_are_normed_cannot_be_scaled(tmp_path: Path):
+    gemma3 = write_checkpoint(tmp_path / "gemma3", **GEMMA3)
+    with pytest.raises(ConfigError, match=r"--kv-keys"):
+        made(gemma3, Recipe(INT4, migrate_keys=True))
+
+
+@pytest.mark.slow
+def test_inputs_that_overflow_are_refused_by_site(damaged: Callable[..., Path]):
+    huge = np.full((48,), 3e38, np.float32)
+    model = damaged({"model.layers.1.input_layernorm.weight": huge})
+    with pytest.raises(EngineFailure, match=r"layers.1.self_attn.q_proj takes NaN or infinite"):
+        made(model, Recipe(WeightFormat(8), method="nearest", migrate=False))
