@@ -12,6 +12,7 @@ from checkpoints.__main__ import compare_order_of, main, order_of, parse
 from checkpoints.certificate import read_certificate
 from checkpoints.checkpoint import open_checkpoint
 from checkpoints.formats import HEAD_FORMAT, WeightFormat
+from checkpoints.orbax import OrbaxSource
 from jaxinfer.errors import ConfigError
 from jaxinfer.offline import LLM
 from jaxinfer.quantization import certification
@@ -309,6 +310,15 @@ def test_static_activations_are_refused_with_a_small_set_and_its_numbers(
     assert main(quantize_words(model, out, texts, *asked)) == 2
     assert "12 samples of at least 64" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_checkpoint_is_written_again_in_orbax_s_form(model: Path, tmp_path: Path):
+    out = tmp_path / "orbax"
+    assert main(["orbax", str(model), "--out", str(out), "--no-progress"]) == 0
+    found, original = open_checkpoint(out), open_checkpoint(model)
+    assert isinstance(found.source, OrbaxSource)
+    assert sorted(found.source.names()) == sorted(original.source.names())
+    assert main(["orbax", str(model), "--out", str(out)]) == 1
 
 
 def test_text_that_was_calibrated_on_is_no_held_out_text(
