@@ -117,6 +117,7 @@ class CheckpointWriter:
         """Everything to its place, at once."""
         self._seal(quantization)
         try:
+            self._folder.sync()  # before there is a config.json, whatever becomes of the machine
             os.replace(self._folder.path / CONFIG_DRAFT, self._folder.path / CONFIG_FILE)
         except OSError as error:
             raise self._folder.failure(error) from None

@@ -185,6 +185,23 @@ def test_leaving_without_finish_leaves_nothing(tmp_path: Path, original: Checkpo
     assert [path.name for path in tmp_path.iterdir()] == [original.path.name]
 
 
+def test_weights_are_on_disk_before_there_is_a_config(
+    tmp_path: Path, original: Checkpoint, monkeypatch: pytest.MonkeyPatch
+):
+    synced, sync = dict[str, bool](), unfinished._sync
+
+    def watched(path: Path) -> None:
+        sync(path)
+        synced.setdefault(path.name, (path.parent / "config.json").exists())
+
+    monkeypatch.setattr(unfinished, "_sync", watched)
+    with CheckpointWriter(tmp_path / "out", original) as writer:
+        copy(original, writer)
+        writer.finish(None)
+    assert synced["model.safetensors"] is False
+    assert synced["config.json"] is True
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
