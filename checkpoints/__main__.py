@@ -1,4 +1,4 @@
-"""`python -m checkpoints quantize|compare`: flags -> what to do. jaxinfer.quantization does it.
+"""`python -m checkpoints quantize|compare|orbax`: flags -> what to do; others do it.
 
 Exit codes are serve.py's: 1 for what is wrong with a checkpoint or happens on the way, 2 for a
 command line or a file of texts that can't be used.
@@ -14,10 +14,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import get_args
 
-from checkpoints.checkpoint import open_checkpoint
+from checkpoints.checkpoint import Checkpoint, open_checkpoint
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import GROUP_SIZES, HEAD_FORMAT, WeightFormat
 from checkpoints.resolve import resolve
+from checkpoints.save_orbax import save_orbax
 from jaxinfer.config import KVCacheDtype
 from jaxinfer.errors import ConfigError, JaxInferError
 from jaxinfer.quantization.certification import REPORT_FILE, Order, certify
@@ -45,6 +46,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     commands = top.add_subparsers(dest="command", required=True)
     _add_quantize(commands.add_parser("quantize", help="make a quantized checkpoint, certified"))
     _add_compare(commands.add_parser("compare", help="measure one checkpoint against another"))
+    _add_orbax(commands.add_parser("orbax", help="write a checkpoint again in orbax's form"))
     return top.parse_args(argv)
 
 
@@ -90,6 +92,13 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     )
     add("--certificate", type=Path, metavar="FILE.json", help="write one of what --quantization is")
     _add_measuring(parser)
+
+
+def _add_orbax(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", help="path, hub id or catalog name, quantized or not")
+    add("--out", type=Path, required=True, metavar="DIR", help="a folder that is not there yet")
+    add("--progress", action=argparse.BooleanOptionalAction, default=True, help="show bars")
 
 
 def _add_measuring(parser: argparse.ArgumentParser) -> None:
@@ -156,12 +165,18 @@ def compare_order_of(given: argparse.Namespace) -> CompareOrder:
     )
 
 
+def _opened(given: argparse.Namespace) -> closing[Checkpoint]:
+    """The model, unless the folder that it is for is there: then nothing is fetched."""
+    if given.out.exists():
+        raise CheckpointError(
+            f"{given.out}: expected a folder that is not there yet; take another name"
+        )
+    return closing(open_checkpoint(resolve(given.model, show_progress=given.progress)))
+
+
 def _quantize(given: argparse.Namespace) -> None:
     order, out = order_of(given), given.out
-    if out.exists():  # before a model is fetched
-        raise CheckpointError(f"{out}: expected a folder that is not there yet; take another name")
-    path = resolve(given.model, show_progress=given.progress)
-    with closing(open_checkpoint(path)) as checkpoint:
+    with _opened(given) as checkpoint:
         certificate = certify(checkpoint, given.model, out, order)
     print("Products that suffer most (relative error; by round-to-nearest):")
     for error in worst(certificate.layer_errors):
@@ -180,11 +195,20 @@ def _compare(given: argparse.Namespace) -> None:
     print(f"Wrote {order.out}")
 
 
+def _orbax(given: argparse.Namespace) -> None:
+    with _opened(given) as checkpoint:
+        save_orbax(given.out, checkpoint)
+    print(f"Wrote {given.out}")
+
+
+COMMANDS = {"quantize": _quantize, "compare": _compare, "orbax": _orbax}
+
+
 def main(argv: Sequence[str]) -> int:
     """Returns: the exit code."""
     given, start = parse(argv), time.monotonic()
     try:
-        _quantize(given) if given.command == "quantize" else _compare(given)
+        COMMANDS[given.command](given)
     except (JaxInferError, CheckpointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_FLAGS if isinstance(error, ConfigError) else EXIT_FAILURE

@@ -98,10 +98,11 @@ class Certificate:
             _check_kinds(cls, fields)
             for name in ("perplexity", "original_perplexity", "perplexity_change"):
                 fields[name] = Perplexity(**_check_kinds(Perplexity, fields[name]))
-            fields["layer_errors"] = tuple(LayerError(**error) for error in fields["layer_errors"])
             for name in ("exceptions", "outliers"):
-                fields[name] = tuple(map(str, fields[name]))
-            fields["answers"] = tuple(Answer(**answer) for answer in fields["answers"])
+                fields[name] = tuple(map(str, fields.get(name, ())))
+            for name, kind in (("layer_errors", LayerError), ("answers", Answer)):
+                listed = fields.get(name, ())
+                fields[name] = tuple(kind(**_check_kinds(kind, each)) for each in listed)
             return cls(**fields)
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{file}: expected a certificate, found {error}") from None

@@ -15,10 +15,8 @@ from checkpoints.qtensor import QTensor
 from checkpoints.rounding import finite, levels, scales_of
 
 BLOCK = 64  # inputs whose feedback on earlier ones is added in one product
-DAMPING = (
-    0.1  # on text that 2048 tokens of calibration had not met, SmolLM2's products err 7 to 30 %
-)
-# less than with the paper's 0.01
+DAMPING = 0.1  # on text that 2048 tokens of calibration had not met, SmolLM2's products err 7 to
+# 30 % less than with the paper's 0.01
 LEAST_DAMPING = 1e-6  # where it has to be raised from nothing
 MAX_DAMPING = 10.0  # more than any matrix of squares needs
 

@@ -1,8 +1,9 @@
 """A nested dict of arrays out of a `TensorSource`, one tensor at a time.
 
 The model says what it needs as a list of `WeightSpec`; every shape is checked before the first
-allocation, every tensor must be used and every spec filled. The only file of this package that
-imports JAX. Host memory: the mapped file and, for each thread, about one converted tensor.
+allocation, every tensor must be used and every spec filled. One of two files of this package that
+import JAX, learned_rounding.py being the other. Host memory: the mapped file and, for each thread,
+about one converted tensor.
 """
 
 from __future__ import annotations

@@ -93,6 +93,10 @@ class CheckpointWriter:
         assert name != CONFIG_FILE, "config.json is the writer's own"
         self._write(name, as_json(value))
 
+    def add_text(self, name: str, text: str) -> None:
+        """The same of a text, such as a report."""
+        self._write(name, text.encode())
+
     def draft(self, quantization: Quantization | None) -> Checkpoint:
         """The model as it will be, readable while it is not finished, to measure it.
 
@@ -113,6 +117,7 @@ class CheckpointWriter:
         """Everything to its place, at once."""
         self._seal(quantization)
         try:
+            self._folder.sync()  # before there is a config.json, whatever becomes of the machine
             os.replace(self._folder.path / CONFIG_DRAFT, self._folder.path / CONFIG_FILE)
         except OSError as error:
             raise self._folder.failure(error) from None

@@ -47,13 +47,17 @@ class UnfinishedFolder:
         except OSError as error:
             raise self.failure(error) from None
 
+    def sync(self) -> None:
+        """All that was written so far is on disk. Raises: OSError."""
+        for file in sorted(self.path.rglob("*")):
+            _sync(file)
+        _sync(self.path)
+
     def finish(self) -> None:
         """All of it on disk, then in its place. Raises: CheckpointError; nothing is there then."""
         self._check_absent()
         try:
-            for file in sorted(self.path.rglob("*")):
-                _sync(file)
-            _sync(self.path)
+            self.sync()
             os.rename(self.path, self.out)
             self._lock.release()
             (self.out / LOCK).unlink(missing_ok=True)

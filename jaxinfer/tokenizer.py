@@ -94,6 +94,11 @@ class Tokenizer:
         return self._bos_id
 
     @property
+    def adds_bos(self) -> bool:
+        """Whether a plain text begins with BOS."""
+        return self._adds_bos
+
+    @property
     def special_token_ids(self) -> frozenset[int]:
         """What skip_special_tokens skips."""
         return self._special_ids

@@ -1,4 +1,8 @@
-"""A whole engine on an int8 pool: the same promises as on a float one."""
+"""A whole engine on an int8 pool, with weights rounded to int8 while they are loaded: the same
+promises as on floats.
+
+tests/test_exactness.py has every format of weights; it is slow.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ MANY = (1, 2, 16, 17, 31, 100, 129, 200)
 def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     model, cache = write_checkpoint(tmp_path_factory.mktemp("model")), tmp_path_factory.mktemp("c")
     pool = {"kv_cache_dtype": "int8", "kv_cache_bytes": 160 * 16 * TOKEN_BYTES}
-    return tiny_engine_config(model, cache, **SMALL, **pool)
+    return tiny_engine_config(model, cache, **SMALL, **pool, quantization="int8")
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +74,11 @@ def test_a_lost_pool_is_made_anew_scales_included(
     assert answers(llm) == undisturbed
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(runner._pages))
     assert pages_used(llm) == 0
+
+
+def test_the_weights_are_integers(llm: LLM):
+    layer = llm._built.runner._params[llm.version]["layers"][0]
+    assert layer["mlp"]["up_proj"]["q"].dtype == np.int8
 
 
 def test_a_text_scores_as_it_was_generated(llm: LLM):

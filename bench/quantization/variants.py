@@ -19,19 +19,16 @@ class Variant:
     model: str  # path, hub id or catalog name
     rounded_to: str | None = None  # of ON_THE_FLY; None: as the checkpoint has it
     kv_cache: KVCacheDtype = "auto"
+    is_made: bool = False  # a checkpoint made of the model, which may be quantized
 
     def engine_fields(self, common: Mapping[str, Any]) -> dict[str, Any]:
         """Of EngineConfig, to serve it whatever it costs."""
         own: dict[str, Any] = {"model": self.model, "max_kl": math.inf}
-        if self.is_original or self.rounded_to is not None:
+        if not self.is_made:
             own["quantization"] = self.rounded_to or "none"
         if self.kv_cache != "auto":
             own["kv_cache_dtype"] = self.kv_cache
         return {**common, **own}
-
-    @property
-    def is_original(self) -> bool:
-        return self.name in ("none", "none, KV int8")
 
 
 def variants_of(model: str, also: Mapping[str, str]) -> Sequence[Variant]:
@@ -40,5 +37,5 @@ def variants_of(model: str, also: Mapping[str, str]) -> Sequence[Variant]:
         Variant("none", model),
         *(Variant(f"{name} on the fly", model, name) for name in ON_THE_FLY),
         Variant("none, KV int8", model, kv_cache="int8"),
-        *(Variant(name, path) for name, path in also.items()),
+        *(Variant(name, path, is_made=True) for name, path in also.items()),
     )

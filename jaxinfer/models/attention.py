@@ -90,11 +90,11 @@ class QuantizedDenseKV(DenseKV):
         scale: float | None = None,
         window: int | None = None,
     ) -> jax.Array:
-        return super().attend(q, _rounded(k), _rounded(v), scale=scale, window=window)
+        return super().attend(q, through_int8(k), through_int8(v), scale=scale, window=window)
 
 
-def _rounded(x: jax.Array) -> jax.Array:
-    """float[T, K, D] -> float32[T, K, D]."""
+def through_int8(x: jax.Array) -> jax.Array:
+    """float[T, K, D] keys or values -> float32[T, K, D], as a pool of int8 gives them back."""
     numbers, scale = quantize(x)
     return numbers.astype(jnp.float32) * scale
 

@@ -17,8 +17,9 @@ from flax import nnx
 from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.attention import Attention, KVCache
 from jaxinfer.models.config import LayerType, ModelConfig
-from jaxinfer.models.layers import MLP, OffsetRMSNorm, embedding, rounded
+from jaxinfer.models.layers import MLP, OffsetRMSNorm, embedding
 from jaxinfer.models.rope import RopeTables, inverse_frequencies, rope_tables
+from pallas_kernels.rounded import rounded
 
 LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
 

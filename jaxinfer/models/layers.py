@@ -21,6 +21,7 @@ from jaxinfer.models.config import Activation
 from jaxinfer.models.quantized_product import IntegerWeight, quantized_product
 from pallas_kernels.matmul import matmul
 from pallas_kernels.rms_norm import rms_norm
+from pallas_kernels.rounded import rounded
 
 
 def _empty(shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param[jax.Array]:
@@ -122,15 +123,6 @@ class OffsetRMSNorm(RMSNorm):
     adds_one = True
 
 
-def rounded(product: jax.Array) -> jax.Array:
-    """A product that meets a sum, as it is: no compiler can make one multiply-add of both.
-
-    Whether XLA's CPU compiler does may depend on the number of rows (pallas_kernels/row_sum.py),
-    and it drops barriers; it keeps the maximum that a number can have.
-    """
-    return jnp.minimum(product, jnp.asarray(jnp.finfo(product.dtype).max, product.dtype))
-
-
 class Embedding(nnx.Module):
     """A row for each token, float[V, E]: for the embedding, the head, or both."""
 
@@ -159,9 +151,7 @@ class QuantizedEmbedding(nnx.Module):
         """int32[T] -> float[T, E]."""
         rows = self.q[...].at[token_ids].get(mode="promise_in_bounds")
         scale = self.scale[...][0].at[token_ids].get(mode="promise_in_bounds")
-        # Behind a select, or the residual stream's next sum would make a multiply-add of it.
-        wide = jnp.where(scale[:, None] == 0, 0.0, rows.astype(jnp.float32) * scale[:, None])
-        return wide.astype(self.dtype)
+        return rounded(rows.astype(jnp.float32) * scale[:, None]).astype(self.dtype)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """float[N, E] -> float32[N, V]."""

@@ -14,7 +14,7 @@ from checkpoints.formats import Quantization
 from checkpoints.save import CheckpointWriter
 from jaxinfer.quantization.calibration_set import CalibrationSet, Sample, read_calibration_set
 from jaxinfer.quantization.cost import certificate_of, measured
-from jaxinfer.quantization.document import write_report
+from jaxinfer.quantization.document import markdown_files
 from jaxinfer.quantization.held_out_windows import read_held_out
 from jaxinfer.quantization.measuring import Measuring
 from jaxinfer.quantization.outliers import Outliers
@@ -57,9 +57,10 @@ def certify(checkpoint: Checkpoint, name: str, out: Path, order: Order) -> Certi
         plain = certificate_of(first, second, cost, method=made.method)
         certificate = _with_origin(plain, made, calibration)
         writer.add_json(CERTIFICATE_FILE, certificate.to_json())
+        blocks = list(certificate_blocks(certificate, cost.evaluation, cost.drift))
+        for file, content in markdown_files(REPORT_FILE, blocks).items():
+            writer.add_text(file, content)
         writer.finish(made.quantization)
-    blocks = list(certificate_blocks(certificate, cost.evaluation, cost.drift))
-    write_report(out / REPORT_FILE, "Certificate", blocks)
     return certificate
 
 

@@ -121,15 +121,18 @@ def to_markdown(blocks: Sequence[Block], stem: str) -> tuple[str, dict[str, str]
     return "\n\n".join(_markdown(block, stem) for block in blocks) + "\n", pictures
 
 
+def markdown_files(name: str, blocks: Sequence[Block]) -> dict[str, str]:
+    """What a Markdown report consists of, by file name, the report itself last."""
+    text, pictures = to_markdown(blocks, Path(name).stem)
+    return {**pictures, name: text}
+
+
 def write_report(out: Path, title: str, blocks: Sequence[Block]) -> None:
     """As HTML if `out` ends so, else as Markdown with its pictures beside it. Raises: OSError."""
-    if out.suffix.lower() == HTML:
-        out.write_text(to_html(title, blocks), encoding="utf-8")
-        return
-    text, pictures = to_markdown(blocks, out.stem)
-    for name, svg in pictures.items():
-        (out.parent / name).write_text(svg, encoding="utf-8")
-    out.write_text(text, encoding="utf-8")
+    is_page = out.suffix.lower() == HTML
+    files = {out.name: to_html(title, blocks)} if is_page else markdown_files(out.name, blocks)
+    for name, content in files.items():
+        (out.parent / name).write_text(content, encoding="utf-8")
 
 
 def _markdown(block: Block, stem: str) -> str:

@@ -68,18 +68,28 @@ class Evaluation:
         return Perplexity(*(float(np.exp(mean)) for mean in (nll.mean(), low, high)))
 
 
-def windows_of(token_ids: Sequence[int], max_tokens: int = WINDOW) -> list[np.ndarray]:
+def windows_of(
+    token_ids: Sequence[int], max_tokens: int = WINDOW, *, bos: int | None = None
+) -> list[np.ndarray]:
     """A text as int32[T + 1] windows: T tokens and the one after.
 
     T is at most `max_tokens`, the same for all, and such that fewer tokens are left over at the
     end than there are windows.
+
+    Args:
+        bos: what each window begins with, for a model that reads no text without; not in the text.
     """
     ids = np.asarray(token_ids, np.int32)
-    num_windows = -(-(len(ids) - 1) // max_tokens)
+    start = np.array([] if bos is None else [bos], np.int32)
+    own = 1 - len(start)  # tokens of the text that a window begins with, and nothing predicts
+    num_predicted = len(ids) - own
+    num_windows = -(-num_predicted // max_tokens)
     if num_windows < 1:
         return []
-    size = (len(ids) - 1) // num_windows
-    return [ids[i * size : (i + 1) * size + 1] for i in range(num_windows)]
+    size = num_predicted // num_windows
+    return [
+        np.concatenate([start, ids[i * size : (i + 1) * size + own]]) for i in range(num_windows)
+    ]
 
 
 def evaluate(

@@ -7,7 +7,6 @@ compared only where the hash of the tokens is the same.
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,12 +47,6 @@ def held_out_set(path: Path | None, tokenizer: Tokenizer) -> CalibrationSet:
     own = samples_of(built_in_lines("held_out.jsonl"), tokenizer, file=name)
     manual = (text_sample(text, tokenizer) for text in manual_texts())
     return CalibrationSet.of(name, (*own, *manual))
-
-
-def held_out_texts() -> tuple[str, ...]:
-    """The built-in held-out texts: those of our own writing, then the manual's."""
-    own = [json.loads(line)["text"] for line in built_in_lines("held_out.jsonl") if line]
-    return (*own, *manual_texts())
 
 
 def manual_texts() -> Iterator[str]:

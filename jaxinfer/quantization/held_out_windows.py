@@ -17,7 +17,7 @@ from jaxinfer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class HeldOutWindows:
-    """Texts in a row, each with its BOS if the model wants one, cut into windows."""
+    """Texts in a row, cut into windows, each with a BOS if the model wants one."""
 
     name: str
     hash: str  # of the token ids
@@ -43,8 +43,9 @@ def read_held_out(
     found = held_out_set(asked.held_out, tokenizer)
     if calibration is not None:
         _check_apart(found, calibration)
-    ids = [token for sample in found.samples for token in sample.token_ids]
-    windows = windows_of(ids, min(asked.window, context_length))
+    bos = tokenizer.bos_token_id if tokenizer.adds_bos else None
+    ids = [token for sample in found.samples for token in _without(bos, sample.token_ids)]
+    windows = windows_of(ids, min(asked.window, context_length), bos=bos)
     size = len(windows[0]) - 1 if windows else 0
     if len(windows) * size < asked.least_tokens:
         raise ConfigError(
@@ -52,6 +53,11 @@ def read_held_out(
             f"{len(ids):,}; give a longer text, or ask for less with --least-tokens"
         )
     return HeldOutWindows(found.name, found.hash, windows, size)
+
+
+def _without(bos: int | None, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Less the BOS in front: each window has its own."""
+    return token_ids[1:] if token_ids[0] == bos else token_ids
 
 
 def _check_apart(found: CalibrationSet, calibration: CalibrationSet) -> None:

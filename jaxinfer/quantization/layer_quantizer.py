@@ -11,6 +11,7 @@ from checkpoints.certificate import LayerError
 from checkpoints.channel_scaling import search_scales
 from checkpoints.formats import WeightFormat
 from checkpoints.rounding import round_to_nearest
+from jaxinfer.errors import EngineFailure
 from jaxinfer.models.registry import Decoder
 from jaxinfer.quantization.activation_scales import static_scale
 from jaxinfer.quantization.calibration_check import Criteria, check_enough, covered_share
@@ -51,7 +52,8 @@ class LayerQuantizer:
 
         Args:
             hidden: what the layer takes, by window.
-        Raises: NotEnoughCalibration if static scales are asked for and ranges do not hold.
+        Raises: NotEnoughCalibration if static scales are asked for and ranges do not hold;
+            EngineFailure for inputs that are not finite.
         """
         for site in self._sites.sites:
             found = self._inputs.inputs(layer.params, hidden, layer.x_scales, kind=kind, site=site)
@@ -67,6 +69,11 @@ class LayerQuantizer:
                 yield f"layers.{index}.{product}"
 
     def _look_at(self, name: str, found: SiteInputs) -> None:
+        if not np.isfinite(found.all_largest).all():
+            raise EngineFailure(
+                f"{name} takes NaN or infinite inputs on calibration set {self._calibration.name}: "
+                "the model overflows in float32 or is damaged; nothing can be learned from them"
+            )
         self.outliers.append(outliers_of(name, found.all_largest))
         if self._recipe.weights.activations != "int8_static":
             return

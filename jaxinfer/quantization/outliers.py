@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,17 +31,3 @@ def outliers_of(site: str, largest: npt.NDArray[np.float32], ratio: float = RATI
     ratios = largest / median
     far = [int(i) for i in np.argsort(-ratios, kind="stable") if ratios[i] > ratio]
     return Outliers(site, tuple(far), tuple(float(ratios[i]) for i in far))
-
-
-def line_of(found: Sequence[Outliers]) -> str:
-    """For people: how many there are, and the farthest."""
-    with_any = [site for site in found if site.channels]
-    if not with_any:
-        return f"no channel is above {RATIO:g} times its site's median"
-    worst = max(with_any, key=lambda site: site.ratios[0])
-    count = sum(len(site.channels) for site in with_any)
-    return (
-        f"{count} channels at {len(with_any)} sites are above {RATIO:g} times their site's "
-        f"median; the farthest is channel {worst.channels[0]} of {worst.site}, "
-        f"{worst.ratios[0]:.0f} times"
-    )

@@ -64,6 +64,11 @@ def quantize(
     """
     _check_floats(checkpoint)
     sites = sites_of(checkpoint)
+    if recipe.migrate_keys and sites.key_rows is None:
+        raise ConfigError(
+            f"{checkpoint.path}: keys of this architecture are normed after their product, so they "
+            "can't be scaled by channel; leave --kv-keys away"
+        )
     if recipe.weights.activations == "int8_static":
         check_enough(calibration, {})
     decoder = decoder_for(

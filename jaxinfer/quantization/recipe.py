@@ -23,9 +23,7 @@ class Recipe:
 
     weights: WeightFormat  # of the products inside the layers
     head: WeightFormat | None = HEAD_FORMAT  # of embedding and head; None: float
-    method: Method = (
-        "auto"  # auto: gptq, or nearest with clipping by the inputs for a product where
-    )
+    method: Method = "auto"  # gptq, or nearest with clipping by the inputs for a product where
     # that has less error on calibration inputs kept apart
     migrate: bool = True  # channels are scaled where that folds exactly (sites.py)
     migrate_keys: bool = False  # keys are scaled for an int8 KV cache, queries against it

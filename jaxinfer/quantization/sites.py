@@ -30,9 +30,8 @@ class Site:
 
     products: tuple[str, ...]  # by their dotted names in the layer, in the order of computing
     fold: Fold | None  # None: it can't be scaled
-    is_by_heads: bool = (
-        False  # the input is of query heads [H * D]; those of a KV head share scales
-    )
+    is_by_heads: bool = False  # the input is of query heads [H * D]; those of a KV head share
+    # scales
 
     @property
     def name(self) -> str:

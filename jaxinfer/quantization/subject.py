@@ -20,7 +20,7 @@ from checkpoints.load_product import PART_DTYPES, ProductSpec
 from checkpoints.rounded_version import rounded_version
 from jaxinfer.config import KVCacheDtype
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.attention import DenseKV, QuantizedDenseKV
+from jaxinfer.models.attention import DenseKV, QuantizedDenseKV, through_int8
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.registry import Decoder, decoder_for
 from jaxinfer.quantization.forward import Forward, Params
@@ -29,7 +29,6 @@ from jaxinfer.runtime.steps import without_layers
 from jaxinfer.runtime.weight_choice import ON_THE_FLY
 from jaxinfer.runtime.weights import load_weights
 from jaxinfer.tokenizer import Tokenizer
-from pallas_kernels.kv_write import quantize
 
 ROWS = 64  # of logits at a time: with 262,144 tokens 64 MiB
 
@@ -59,10 +58,7 @@ class Subject:
 
     def round_kv(self, x: jax.Array) -> jax.Array:
         """float[N, K, D] keys or values as they come back from the KV cache."""
-        if self.kv_cache == "auto":
-            return x
-        q, scale = quantize(x)
-        return q.astype(jnp.float32) * scale
+        return through_int8(x) if self.kv_cache == "int8" else x
 
     @cached_property
     def _forward(self) -> Forward:

@@ -13,6 +13,7 @@ import jax
 import jaxlib.version
 
 SOURCES = (
+    "checkpoints/formats.py",  # shapes of quantized parameters
     "jaxinfer/config.py",
     "jaxinfer/models/*.py",
     "jaxinfer/runtime/*.py",

@@ -65,7 +65,10 @@ def test_every_flag_arrives():
         "--out o --json --max-num-seqs 8"
     )
     parsed = parse(words.split())
-    assert parsed.variants[-2:] == (Variant("best", "folder"), Variant("b", "c"))
+    assert parsed.variants[-2:] == (
+        Variant("best", "folder", is_made=True),
+        Variant("b", "c", is_made=True),
+    )
     assert parsed.measuring == Measuring(Path("h"), 5, show_progress=False)
     assert (parsed.workloads, parsed.num_reps, parsed.out) == ({}, 2, Path("o"))
     assert parsed.as_json

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ def test_it_comes_back_as_it_was(tmp_path: Path):
     for kl in (0.003, 1, math.inf):
         write(tmp_path, certified("v", kl).to_json())
         assert read_certificate(tmp_path) == certified("v", kl)
+
+
+def test_what_is_optional_may_be_absent(tmp_path: Path):
+    found = certified("v").to_json()
+    write(tmp_path, {k: v for k, v in found.items() if k not in ("layer_errors", "answers")})
+    assert read_certificate(tmp_path) == replace(certified("v"), layer_errors=(), answers=())
 
 
 def test_its_line_says_what_matters():
@@ -46,7 +53,9 @@ def test_its_line_says_what_matters():
         lambda found: found.update(perplexity=10.0),
         lambda found: found["perplexity"].update(low="a"),
         lambda found: found.update(layer_errors=7),
+        lambda found: found["layer_errors"][0].update(error="small"),
         lambda found: found.update(answers=[{"prompt": "a"}]),
+        lambda found: found["answers"][0].update(quantized=None),
     ],
 )
 def test_what_is_no_certificate_is_refused(

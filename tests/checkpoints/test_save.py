@@ -59,6 +59,7 @@ def test_a_copy_has_the_words_and_the_end_tokens_of_the_original(
     with CheckpointWriter(tmp_path / "out", original, num_bytes=1) as writer:
         copy(original, writer)
         writer.add_json("certificate.json", {"kl": 0.5})
+        writer.add_text("report.md", "# 报告")
         writer.finish(None)
     found = open_checkpoint(tmp_path / "out")
     for name in ("chat_template", "bos_token", "eos_token", "add_bos", "eos_token_ids"):
@@ -74,6 +75,7 @@ def test_a_copy_has_the_words_and_the_end_tokens_of_the_original(
     for name in found.source.names():
         np.testing.assert_array_equal(found.source.read(name), original.source.read(name))
     assert (tmp_path / "out" / "certificate.json").read_text() == '{\n "kl": 0.5\n}'
+    assert (tmp_path / "out" / "report.md").read_text("utf-8") == "# 报告"
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted({original.path.name, "out"})
     assert not list((tmp_path / "out").glob(".*"))
 
@@ -181,6 +183,23 @@ def test_leaving_without_finish_leaves_nothing(tmp_path: Path, original: Checkpo
     with pytest.raises(KeyboardInterrupt):
         write()
     assert [path.name for path in tmp_path.iterdir()] == [original.path.name]
+
+
+def test_weights_are_on_disk_before_there_is_a_config(
+    tmp_path: Path, original: Checkpoint, monkeypatch: pytest.MonkeyPatch
+):
+    synced, sync = dict[str, bool](), unfinished._sync
+
+    def watched(path: Path) -> None:
+        sync(path)
+        synced.setdefault(path.name, (path.parent / "config.json").exists())
+
+    monkeypatch.setattr(unfinished, "_sync", watched)
+    with CheckpointWriter(tmp_path / "out", original) as writer:
+        copy(original, writer)
+        writer.finish(None)
+    assert synced["model.safetensors"] is False
+    assert synced["config.json"] is True
 
 
 KILLED = """

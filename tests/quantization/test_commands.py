@@ -12,8 +12,10 @@ from checkpoints.__main__ import compare_order_of, main, order_of, parse
 from checkpoints.certificate import read_certificate
 from checkpoints.checkpoint import open_checkpoint
 from checkpoints.formats import HEAD_FORMAT, WeightFormat
+from checkpoints.orbax import OrbaxSource
 from jaxinfer.errors import ConfigError
 from jaxinfer.offline import LLM
+from jaxinfer.quantization import certification
 from jaxinfer.quantization.compare import check_vocabularies
 from jaxinfer.quantization.compare_command import CompareOrder
 from jaxinfer.quantization.measuring import Measuring
@@ -157,11 +159,15 @@ def texts(model: Path) -> dict[str, Path]:
     }
 
 
+def quantize_words(model: Path, out: Path, texts: dict[str, Path], *more: str) -> list[str]:
+    files = ["--calibration", str(texts["calibration"]), "--held-out", str(texts["held_out"])]
+    return ["quantize", str(model), "--out", str(out), *files, *more]
+
+
 @pytest.fixture(scope="module")
 def quantized(model: Path, texts: dict[str, Path]) -> Path:
     out = model.parent / "out"
-    files = ["--calibration", str(texts["calibration"]), "--held-out", str(texts["held_out"])]
-    assert main(["quantize", str(model), "--out", str(out), "--seed", "3", *files, *CHEAP]) == 0
+    assert main(quantize_words(model, out, texts, "--seed", "3", *CHEAP)) == 0
     return out
 
 
@@ -222,6 +228,97 @@ def test_a_comparison_measures_what_the_certificate_says_and_asks_the_user_s_pro
     assert html.count("<svg ") == 5
     assert "the &lt;b&gt;cat" in html
     assert "capital of Portugal" not in html
+
+
+@pytest.mark.slow
+def test_a_report_that_cannot_be_made_leaves_nothing(
+    model: Path,
+    texts: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    def failing(*parts: Any) -> Any:
+        raise OSError("no space for a picture")
+
+    monkeypatch.setattr(certification, "certificate_blocks", failing)
+    out = model.parent / "lost"
+    assert main(quantize_words(model, out, texts, *CHEAP)) == 1
+    assert "no space for a picture" in capsys.readouterr().err
+    assert not out.exists()
+    assert not list(model.parent.glob(".lost*"))
+
+
+def served(folder: Path, factory: pytest.TempPathFactory, **fields: Any) -> Any:
+    """A few greedy tokens, and the version that they are of."""
+    llm = LLM(config=tiny_engine_config(folder, shared_cache(factory), **(SMALL | fields)))
+    found = llm.generate("the cat sat", max_tokens=4, temperature=0, ignore_eos=True)[0]
+    return found.token_ids, llm.version
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+def test_four_bits_with_zero_points_and_a_short_group_are_made_and_served(
+    model: Path,
+    texts: dict[str, Path],
+    backend: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+):
+    out = tmp_path / "int4"
+    asked = ["--weights", "int4", "--group-size", "64", "--asymmetric", *QUICK]
+    assert main(quantize_words(model, out, texts, *asked)) == 0
+    certificate, checkpoint = read_certificate(out), open_checkpoint(out)
+    assert certificate is not None
+    assert certificate.format == "int4-g64-asym, head int8"
+    product = "model.layers.0.mlp.down_proj"  # of 80 inputs: a group of 64 and one of 16
+    parts = {part: checkpoint.source.info(f"{product}.{part}") for part in ("q", "scale", "zero")}
+    assert [info.shape for info in parts.values()] == [(48, 64), (2, 48), (2, 48)]
+    token_ids, version = served(out, tmp_path_factory, kernel_backend=backend, max_kl=1.0)
+    assert version == certificate.quantized
+    assert len(token_ids) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+def test_static_activations_are_made_with_the_built_in_set_and_served(
+    model: Path,
+    texts: dict[str, Path],
+    backend: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+):
+    out = tmp_path / "static"
+    words = ["quantize", str(model), "--out", str(out), "--held-out", str(texts["held_out"])]
+    assert main([*words, "--activations", "int8-static", *CHEAP]) == 0
+    certificate, checkpoint = read_certificate(out), open_checkpoint(out)
+    assert certificate is not None
+    assert certificate.format == "int8-a8s, head int8"
+    scales = [name for name in checkpoint.source.names() if name.endswith(".x_scale")]
+    assert len(scales) == 7
+    assert all(checkpoint.source.read(name) > 0 for name in scales)
+    token_ids, version = served(out, tmp_path_factory, kernel_backend=backend, max_kl=1.0)
+    assert version == certificate.quantized
+    assert len(token_ids) == 4
+
+
+@pytest.mark.slow
+def test_static_activations_are_refused_with_a_small_set_and_its_numbers(
+    model: Path, texts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "static"
+    asked = ["--activations", "int8-static", *CHEAP]
+    assert main(quantize_words(model, out, texts, *asked)) == 2
+    assert "12 samples of at least 64" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_checkpoint_is_written_again_in_orbax_s_form(model: Path, tmp_path: Path):
+    out = tmp_path / "orbax"
+    assert main(["orbax", str(model), "--out", str(out), "--no-progress"]) == 0
+    found, original = open_checkpoint(out), open_checkpoint(model)
+    assert isinstance(found.source, OrbaxSource)
+    assert sorted(found.source.names()) == sorted(original.source.names())
+    assert main(["orbax", str(model), "--out", str(out)]) == 1
 
 
 def test_text_that_was_calibrated_on_is_no_held_out_text(

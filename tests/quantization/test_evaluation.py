@@ -56,6 +56,14 @@ def test_windows_are_of_one_length_and_leave_little():
         assert num_tokens - 1 - len(windows) * sizes.pop() < len(windows)
 
 
+def test_each_window_of_a_model_that_wants_a_bos_begins_with_one():
+    windows = windows_of(range(7), 3, bos=9)
+    assert [window.tolist() for window in windows] == [[9, 0, 1], [9, 2, 3], [9, 4, 5]]
+    assert windows[0].dtype == np.int32
+    assert [window.tolist() for window in windows_of([4], 3, bos=9)] == [[9, 4]]
+    assert windows_of([], 3, bos=9) == []
+
+
 @pytest.mark.parametrize("num_tokens", [0, 1])
 def test_nothing_follows_nothing(num_tokens: int):
     assert windows_of(range(num_tokens), 3) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,8 +15,9 @@ from checkpoints.qtensor import QTensor
 from checkpoints.rounding import round_to_nearest
 from jaxinfer.models.attention import DenseKV
 from jaxinfer.quantization.layer_weights import LayerWeights
+from jaxinfer.quantization.sites import GEMMA3 as GEMMA3_SITES
 from jaxinfer.quantization.sites import LLAMA, Fold, Site
-from tests.models.tiny_decoder import TinyDecoder, load_tiny
+from tests.models.tiny_decoder import GEMMA3, TinyDecoder, load_tiny
 
 HEAD_DIM, SHARED = 16, 3
 BIASED: dict[str, Any] = {"attention_bias": True, "mlp_bias": True}
@@ -27,16 +29,35 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
 
 
 @pytest.fixture(scope="module")
-def output(tiny: TinyDecoder) -> Any:
-    """A function of a layer's parameters: what the layer gives of fixed inputs."""
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
+    return load_tiny(tmp_path_factory.mktemp("gemma3"), **GEMMA3, attention_bias=True)
+
+
+Output = Callable[[dict[str, Any]], np.ndarray]
+
+
+def output_of(tiny: TinyDecoder) -> Output:
+    """A function of the parameters of layer 1: what it gives of fixed inputs."""
     x = np.random.default_rng(0).normal(size=(8, 48)).astype(np.float32)
     _, rope = tiny.decoder.bind_top(tiny.params).begin(jnp.arange(8), jnp.arange(8))
+    kind = tiny.decoder.layer_kinds[1]
 
     @jax.jit
     def run(params: dict[str, Any]) -> jax.Array:
-        return tiny.decoder.bind_layer(params)(jnp.asarray(x), rope, DenseKV(tiny.decoder.config))
+        layer = tiny.decoder.bind_layer(params, kind)
+        return layer(jnp.asarray(x), rope, DenseKV(tiny.decoder.config))
 
     return lambda params: np.asarray(run(params))
+
+
+@pytest.fixture(scope="module")
+def output(tiny: TinyDecoder) -> Output:
+    return output_of(tiny)
+
+
+@pytest.fixture(scope="module")
+def gemma3_output(gemma3: TinyDecoder) -> Output:
+    return output_of(gemma3)
 
 
 def layer_of(tiny: TinyDecoder) -> LayerWeights:
@@ -56,7 +77,7 @@ def scales_for(site: Site, layer: LayerWeights) -> tuple[np.ndarray, np.ndarray]
 @pytest.mark.parametrize("site", LLAMA.sites, ids=lambda site: site.name)
 @pytest.mark.parametrize("is_quantized", [False, True])
 def test_a_layer_with_scaled_channels_gives_the_same(
-    tiny: TinyDecoder, output: Any, site: Site, is_quantized: bool
+    tiny: TinyDecoder, output: Output, site: Site, is_quantized: bool
 ):
     layer = layer_of(tiny)
     assert site.fold is not None
@@ -67,6 +88,18 @@ def test_a_layer_with_scaled_channels_gives_the_same(
     layer.scale_channels(site, *scales_for(site, layer))
     assert np.abs(layer.weight(site.name) / weight - 1).max() > 1
     np.testing.assert_allclose(output(layer.params), before, atol=2e-5 * np.abs(before).max())
+
+
+@pytest.mark.parametrize("site", GEMMA3_SITES.sites, ids=lambda site: site.name)
+def test_a_layer_of_gemma_3_with_scaled_channels_gives_the_same(
+    gemma3: TinyDecoder, gemma3_output: Output, site: Site
+):
+    layer = layer_of(gemma3)
+    before, weight = gemma3_output(layer.params), layer.weight(site.name)
+    layer.scale_channels(site, *scales_for(site, layer))
+    assert np.abs(layer.weight(site.name) / weight - 1).max() > 1
+    after = gemma3_output(layer.params)
+    np.testing.assert_allclose(after, before, atol=2e-5 * np.abs(before).max())
 
 
 def test_a_norm_that_multiplies_by_one_plus_its_weight_folds():
@@ -81,7 +114,7 @@ def test_a_norm_that_multiplies_by_one_plus_its_weight_folds():
     assert params["product"]["weight"].tolist() == [[6, 16]]
 
 
-def test_scaled_keys_give_the_same_scores(tiny: TinyDecoder, output: Any):
+def test_scaled_keys_give_the_same_scores(tiny: TinyDecoder, output: Output):
     layer = layer_of(tiny)
     before = output(layer.params)
     rows = np.random.default_rng(2).normal(size=(5, 48)).astype(np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxinfer.quantization.outliers import Outliers, line_of, outliers_of
+from jaxinfer.quantization.outliers import Outliers, outliers_of
 
 
 def test_channels_above_the_ratio_are_outliers():
@@ -14,12 +14,3 @@ def test_channels_above_the_ratio_are_outliers():
 
 def test_a_site_of_zeros_has_none():
     assert outliers_of("x", np.zeros(4, np.float32)).channels == ()
-
-
-def test_the_line_counts_them_and_names_the_farthest():
-    found = [Outliers("a", (), ()), Outliers("b", (7,), (30.0,)), Outliers("c", (1, 2), (99.6, 21))]
-    assert line_of(found) == (
-        "3 channels at 2 sites are above 20 times their site's median; "
-        "the farthest is channel 1 of c, 100 times"
-    )
-    assert line_of(found[:1]) == "no channel is above 20 times its site's median"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import pytest
 
 from jaxinfer.models.registry import FAMILIES, Decoder, decoder_for
 from jaxinfer.quantization.sites import LLAMA, SITES, LayerSites
 from jaxinfer.quantization.tensors import leaves
+from tests.models.tiny_decoder import GEMMA3
 from tests.tiny import tiny_config
 
 
@@ -19,9 +22,11 @@ def test_every_served_architecture_states_its_sites():
     assert set(FAMILIES) <= set(SITES)
 
 
-@pytest.mark.parametrize("sites", [LLAMA])
-def test_each_product_of_a_layer_has_one_site_and_each_fold_fits(sites: LayerSites):
-    config = tiny_config()
+@pytest.mark.parametrize(("sites", "changes"), [(LLAMA, {}), (SITES["Gemma3ForCausalLM"], GEMMA3)])
+def test_each_product_of_a_layer_has_one_site_and_each_fold_fits(
+    sites: LayerSites, changes: dict[str, Any]
+):
+    config = tiny_config(**changes)
     shapes = shapes_of_layer(decoder_for(config, dtype=jnp.dtype("float32")))
     products = [product for site in sites.sites for product in site.products]
     assert sorted(f"{product}.weight" for product in products) == sorted(

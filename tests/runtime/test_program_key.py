@@ -12,6 +12,7 @@ import jax
 import jaxlib.version
 import pytest
 
+from checkpoints.formats import Quantization, WeightFormat
 from jaxinfer.config import EngineConfig, replace
 from jaxinfer.models.registry import decoder_for
 from jaxinfer.runtime import program_key as module
@@ -92,10 +93,19 @@ def test_a_key_changes_with_every_byte_of_the_source(
     assert len(set(keys)) == 2 * len(module.SOURCES)
 
 
-def key_of(config: EngineConfig, budget: MemoryBudget | None = None, **model: Any) -> str:
+def key_of(
+    config: EngineConfig,
+    budget: MemoryBudget | None = None,
+    quantization: Quantization | None = None,
+    **model: Any,
+) -> str:
     """The key that this start would use."""
     budget = budget or MemoryBudget(None, 0, None)
-    decoder = decoder_for(tiny_config(**model), dtype=default_dtype(config.source.dtype))
+    decoder = decoder_for(
+        tiny_config(**model),
+        dtype=default_dtype(config.source.dtype),
+        quantization=quantization,
+    )
     maker = _Maker(config, decoder, Path("nowhere"), lambda name: None)
     plan = plan_memory(config, decoder, budget, 0)
     return maker._cache(maker._buckets(plan.max_model_len), plan.num_pages).folder.name
@@ -114,6 +124,7 @@ BASE = tiny_engine_config(Path("model"), Path("cache"))
         {"max_num_batched_tokens": 64},
         {"max_model_len": 128},
         {"step_programs": "fused"},
+        {"kv_cache_dtype": "int8"},
     ],
     ids=str,
 )
@@ -163,6 +174,25 @@ def test_a_key_does_not_change_with_the_memory_of_the_moment():
 )
 def test_a_key_changes_with_the_models_shape(change: dict[str, Any]):
     assert key_of(BASE, **change) != key_of(BASE)
+
+
+INT4 = WeightFormat(4, 32)
+FORMATS = (
+    None,
+    Quantization(INT4),
+    Quantization(INT4, head=None),
+    Quantization(WeightFormat(4, 32, has_zero=True)),
+    Quantization(WeightFormat(8, 32)),
+    Quantization(WeightFormat(8, activations="int8")),
+    Quantization(WeightFormat(8, activations="int8_static")),
+    Quantization(INT4, exceptions=(("layers.1.mlp.up_proj", WeightFormat(8, 32)),)),
+    Quantization(INT4, exceptions=(("layers.0.mlp.up_proj", WeightFormat(8, 32)),)),
+)
+
+
+def test_a_key_changes_with_every_format_and_where_it_is():
+    keys = {key_of(BASE, quantization=kept) for kept in FORMATS}
+    assert len(keys) == len(FORMATS)
 
 
 def test_every_field_of_the_model_is_in_the_key():
