@@ -16,7 +16,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 LEVELS = 127  # on each side of 0
-FEW_ROWS = 32  # counting the terms of a row
+WIDTH_PER_ROW = 16  # inputs for each row, counting its terms, from which rows are few
 TERM = 256  # of the second term's unit in the first's; a power of two, so that adding them rounds
 # once, fused or not
 
@@ -67,14 +67,15 @@ def terms_of(
     x: jax.Array, num_terms: Literal[1, 2], x_scale: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """float[M, K] -> int8[num_terms * M, K], the first terms first, and float32[M]: row i is about
-    (first + second / TERM) times the scale. A row of zeros has scale 0; one with a NaN or an
-    infinity has that as its scale.
+    (first + second / TERM) times the scale. A row of zeros has scale 0 (unless it is given); one
+    with a NaN or an infinity has that as its scale.
     """
     wide = x.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(wide), axis=1)
     if x_scale is None:
-        scale = jnp.max(jnp.abs(wide), axis=1) / LEVELS
+        scale = largest / LEVELS
     else:
-        scale = jnp.broadcast_to(x_scale, x.shape[:1])
+        scale = jnp.where(jnp.isfinite(largest), x_scale, largest)
     ratio = jnp.where(scale[:, None] > 0, wide / scale[:, None], 0.0)
     first = jnp.clip(jnp.round(ratio), -LEVELS, LEVELS)
     if num_terms == 1:
@@ -85,10 +86,10 @@ def terms_of(
 
 def _product(x: jax.Array, q: jax.Array) -> jax.Array:
     """int8[M, K], [N, K] -> int32[M, N]."""
-    if x.shape[0] > FEW_ROWS:
+    if x.shape[0] * WIDTH_PER_ROW > x.shape[1]:
         return _dot(x, q)
-    # XLA CPU copies the second operand into another order first: rather the few rows than the
-    # weights. The barrier keeps it from turning the product around.
+    # XLA CPU copies the second operand into another order first: rather a few rows than the
+    # weights, but the product is then copied, too. The barrier keeps XLA from turning it around.
     return lax.optimization_barrier(_dot(q, x)).T
 
 
