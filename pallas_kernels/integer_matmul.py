@@ -16,6 +16,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 LEVELS = 127  # on each side of 0
+LARGEST = float(jnp.finfo(jnp.float32).max)
 WIDTH_PER_ROW = 16  # inputs for each row, counting its terms, from which rows are few
 TERM = 256  # of the second term's unit in the first's; a power of two, so that adding them rounds
 # once, fused or not
@@ -57,25 +58,25 @@ def integer_matmul(
 
 
 def _times(total: jax.Array, scale: jax.Array) -> jax.Array:
-    """Behind a select: an addition that follows (of a group, a bias, a residual) cannot be fused
-    with it into one multiply-add, which one program would do and another not.
+    """Behind a minimum: an addition that follows (of a group, a bias, a residual) cannot be fused
+    with it into one multiply-add, which one program would do and another not. (LLVM draws the
+    addition into a select.)
     """
-    return jnp.where(scale == 0, 0.0, total * scale)
+    return jnp.minimum(total * scale, LARGEST)
 
 
 def terms_of(
     x: jax.Array, num_terms: Literal[1, 2], x_scale: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """float[M, K] -> int8[num_terms * M, K], the first terms first, and float32[M]: row i is about
-    (first + second / TERM) times the scale. A row of zeros has scale 0 (unless it is given); one
-    with a NaN or an infinity has that as its scale.
+    (first + second / TERM) times the scale. A row of zeros has scale 0 (unless it is given), one
+    with a NaN or an infinity NaN.
     """
     wide = x.astype(jnp.float32)
     largest = jnp.max(jnp.abs(wide), axis=1)
-    if x_scale is None:
-        scale = largest / LEVELS
-    else:
-        scale = jnp.where(jnp.isfinite(largest), x_scale, largest)
+    scale = jnp.where(
+        jnp.isfinite(largest), largest / LEVELS if x_scale is None else x_scale, jnp.nan
+    )
     ratio = jnp.where(scale[:, None] > 0, wide / scale[:, None], 0.0)
     first = jnp.clip(jnp.round(ratio), -LEVELS, LEVELS)
     if num_terms == 1:
