@@ -28,8 +28,6 @@ from pallas_kernels.attention_arguments import (
 from pallas_kernels.query_blocks import NARROW_GROUP, WIDE_GROUP, QueryBlocks, check_blocks
 from pallas_kernels.row_sum import row_sum
 
-SMALL_WIDE_GROUP = 2  # the same where blocks are of SMALL_WIDTH queries or fewer: few are real
-SMALL_WIDTH = 16
 LANES = 16  # running sums of a softmax's weights, added up at the end
 LEAST_ROWS = 2  # of one product: XLA CPU computes a single row in another order
 HEAD_MULTIPLE = 64  # head dims in between make the blocking of a product depend on its rows
@@ -85,11 +83,10 @@ def ragged_paged_attention_reference(
     check_token_axis(q, rows=rows)
     check_blocks(blocks)
     queries = _Queries(q, positions, rows)
-    is_small = blocks.wide.shape[1] <= SMALL_WIDTH
     out = jnp.zeros_like(q)
     for tokens, count, group in (
         (blocks.narrow[:, None], blocks.num_narrow, NARROW_GROUP),
-        (blocks.wide, blocks.num_wide, SMALL_WIDE_GROUP if is_small else WIDE_GROUP),
+        (blocks.wide, blocks.num_wide, WIDE_GROUP),
     ):
         out = _attend_blocks(out, queries, tokens, count, pages, scoring, group=group)
     return out

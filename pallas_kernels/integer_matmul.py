@@ -15,8 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from pallas_kernels.rounded import rounded
+
 LEVELS = 127  # on each side of 0
-FEW_ROWS = 32  # counting the terms of a row
+WIDTH_PER_ROW = 16  # inputs for each row, counting its terms, from which rows are few
 TERM = 256  # of the second term's unit in the first's; a power of two, so that adding them rounds
 # once, fused or not
 
@@ -50,31 +52,24 @@ def integer_matmul(
         if zero is not None:
             sums = terms[:, start : start + size].astype(jnp.int32).sum(axis=1, keepdims=True)
             part = part - sums * zero[group].astype(jnp.int32)[None, :]
-        scaled = _times(_joined(part, num_terms), scale[group][None, :])
+        scaled = rounded(_joined(part, num_terms) * scale[group][None, :])
         total = scaled if total is None else total + scaled
     assert total is not None
-    return _times(total, row_scale[:, None]).astype(out_dtype)
-
-
-def _times(total: jax.Array, scale: jax.Array) -> jax.Array:
-    """Behind a select: an addition that follows (of a group, a bias, a residual) cannot be fused
-    with it into one multiply-add, which one program would do and another not.
-    """
-    return jnp.where(scale == 0, 0.0, total * scale)
+    return rounded(total * row_scale[:, None]).astype(out_dtype)
 
 
 def terms_of(
     x: jax.Array, num_terms: Literal[1, 2], x_scale: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """float[M, K] -> int8[num_terms * M, K], the first terms first, and float32[M]: row i is about
-    (first + second / TERM) times the scale. A row of zeros has scale 0; one with a NaN or an
-    infinity has that as its scale.
+    (first + second / TERM) times the scale. A row of zeros has scale 0 (unless it is given), one
+    with a NaN or an infinity NaN.
     """
     wide = x.astype(jnp.float32)
-    if x_scale is None:
-        scale = jnp.max(jnp.abs(wide), axis=1) / LEVELS
-    else:
-        scale = jnp.broadcast_to(x_scale, x.shape[:1])
+    largest = jnp.max(jnp.abs(wide), axis=1)
+    scale = jnp.where(
+        jnp.isfinite(largest), largest / LEVELS if x_scale is None else x_scale, jnp.nan
+    )
     ratio = jnp.where(scale[:, None] > 0, wide / scale[:, None], 0.0)
     first = jnp.clip(jnp.round(ratio), -LEVELS, LEVELS)
     if num_terms == 1:
@@ -85,10 +80,10 @@ def terms_of(
 
 def _product(x: jax.Array, q: jax.Array) -> jax.Array:
     """int8[M, K], [N, K] -> int32[M, N]."""
-    if x.shape[0] > FEW_ROWS:
+    if x.shape[0] * WIDTH_PER_ROW > x.shape[1]:
         return _dot(x, q)
-    # XLA CPU copies the second operand into another order first: rather the few rows than the
-    # weights. The barrier keeps it from turning the product around.
+    # XLA CPU copies the second operand into another order first: rather a few rows than the
+    # weights, but the product is then copied, too. The barrier keeps XLA from turning it around.
     return lax.optimization_barrier(_dot(q, x)).T
 
 

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 import jax
 
 NARROW_GROUP = 8  # blocks of one query that are computed together
-WIDE_GROUP = 4  # blocks of several queries that are computed together
+WIDE_GROUP = 2  # blocks of several queries that are computed together
 
 Array = TypeVar("Array")  # jax.Array on the device, numpy on the host, shapes while lowering
 

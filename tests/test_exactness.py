@@ -53,7 +53,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mixed formats": (BIASED, SMALL),
     "mixed formats, fused steps": (BIASED, SMALL | {"step_programs": "fused"}),
     "mixed formats, interpreted": (BIASED, SMALL | {"kernel_backend": "interpret"}),
-    "int8": ({}, SMALL),
+    "int8": ({}, LARGE),
     "int8 in groups, zero points": ({}, SMALL),
     "int4 in groups": (BIASED, SMALL),
     "int4, odd width": ({"intermediate_size": 85}, SMALL),

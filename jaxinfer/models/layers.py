@@ -13,6 +13,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
 from checkpoints.formats import HEAD_FORMAT, WeightFormat
 from jaxinfer.config import MIN_ROWS
@@ -22,6 +23,9 @@ from jaxinfer.models.quantized_product import IntegerWeight, quantized_product
 from pallas_kernels.matmul import matmul
 from pallas_kernels.rms_norm import rms_norm
 from pallas_kernels.rounded import rounded
+
+ROWS_AT_ONCE = 128  # of an MLP of integer products in XLA's operations: what is between them stays
+# in a core's cache
 
 
 def _empty(shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param[jax.Array]:
@@ -192,7 +196,16 @@ class MLP(nnx.Module):
         self.up_proj = product("up_proj", dim, hidden_dim)
         self.down_proj = product("down_proj", hidden_dim, dim)
         self.activation: Activation = activation
+        is_integer = isinstance(self.down_proj, QuantizedLinear)
+        self.is_in_blocks = is_integer and arithmetic.backend.form == "reference"
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """float[T, E] -> float[T, E]."""
+        num_rows, dim = x.shape
+        if not self.is_in_blocks or num_rows <= ROWS_AT_ONCE or num_rows % ROWS_AT_ONCE:
+            return self._of_rows(x)
+        return lax.map(self._of_rows, x.reshape(-1, ROWS_AT_ONCE, dim)).reshape(x.shape)
+
+    def _of_rows(self, x: jax.Array) -> jax.Array:
         gate, up = (proj(x).astype(jnp.float32) for proj in (self.gate_proj, self.up_proj))
         return self.down_proj((ACTIVATIONS[self.activation](gate) * up).astype(x.dtype))

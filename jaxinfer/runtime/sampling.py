@@ -26,6 +26,7 @@ from pallas_kernels.row_sum import row_sum
 
 MAX_TOP = 20  # likeliest tokens that variants `full` and `penalized` report
 DRAW_BLOCK = 256  # vocabulary entries that are summed before a draw looks inside
+ARGMAX_BLOCK = 256  # vocabulary entries whose maximum is taken before the largest is looked for
 
 Variant = Literal["greedy", "plain", "full", "penalized"]
 
@@ -67,10 +68,10 @@ def sample(
     """
     log_sum = log_total(logits, backend)[:, None]
     by = logits if adjusted is None else adjusted
-    top = jnp.max(by, axis=-1, keepdims=True)
-    token_ids = jnp.argmax(by, axis=-1).astype(jnp.int32)
+    token_ids = _argmax(by)
     has_all = variant in ("full", "penalized")
     if variant != "greedy":
+        top = jnp.max(by, axis=-1, keepdims=True)
         is_drawn = arrays.temperature > 0
         temperature = jnp.where(is_drawn, arrays.temperature, 1.0)[:, None]
         weights = jnp.exp((by - top) / temperature)
@@ -88,6 +89,22 @@ def log_total(logits: jax.Array, backend: Backend = REFERENCE) -> jax.Array:
     """log(sum(exp)) of float32[N, V] -> float32[N]; its bits do not depend on N."""
     top = jnp.max(logits, axis=-1, keepdims=True)
     return jnp.log(_row_sum(jnp.exp(logits - top), backend)) + top[:, 0]
+
+
+def _argmax(x: jax.Array) -> jax.Array:
+    """float32[N, V] -> int32[N]: the first of the largest, or the first NaN.
+
+    XLA CPU finds a maximum ten times as fast as the place of one. The barrier keeps it from
+    computing x twice.
+    """
+    num_rows, width = x.shape
+    padded = jnp.pad(
+        lax.optimization_barrier(x), ((0, 0), (0, -width % ARGMAX_BLOCK)), constant_values=-jnp.inf
+    )
+    blocks = padded.reshape(num_rows, -1, ARGMAX_BLOCK)
+    block = jnp.argmax(blocks.max(axis=-1), axis=-1)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    return (block * ARGMAX_BLOCK + jnp.argmax(inside, axis=-1)).astype(jnp.int32)
 
 
 def _row_sum(x: jax.Array, backend: Backend) -> jax.Array:

@@ -12,7 +12,7 @@ from jaxinfer.config import MIN_ROWS
 
 MIN_TOKENS = 16
 BLOCKS_Q = (16, 32, 64)  # queries per wide attention block of a prefill step
-WIDE_BLOCKS_AT_ONCE = 4  # the device attends this many together
+WIDE_BLOCKS_AT_ONCE = 2  # the device attends this many together
 HISTORY_TILE = 128  # tokens of a penalized row that the device counts at once
 
 

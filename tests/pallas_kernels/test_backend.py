@@ -47,8 +47,12 @@ def test_exact_programs_of_a_gpu_leave_nothing_to_timing():
         "xla_allow_excess_precision": False,
         "xla_gpu_experimental_enable_fusion_autotuner": False,
     }
-    for backend in (Backend("reference"), Backend("interpret"), Backend("pallas", is_exact=False)):
+    for backend in (Backend("interpret"), Backend("pallas", is_exact=False)):
         assert backend.compiler_options == {}
+
+
+def test_a_cpu_s_whole_vector_registers_are_used():
+    assert Backend("reference").compiler_options == {"xla_cpu_prefer_vector_width": 512}
 
 
 @pytest.mark.parametrize(("platform", "capability"), [("cpu", None), ("gpu", "7.5"), ("gpu", None)])

@@ -61,6 +61,6 @@ def test_wide_blocks_hold_the_worst_packing_of_every_bucket(max_num_seqs):
             assert needed <= sizes.wide_blocks(tokens)
 
 
-def test_wide_blocks_come_in_fours():
+def test_wide_blocks_come_in_pairs():
     for tokens in buckets().tokens:
-        assert buckets().wide_blocks(tokens) % 4 == 0
+        assert buckets().wide_blocks(tokens) % 2 == 0
