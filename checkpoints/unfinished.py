@@ -48,8 +48,14 @@ class UnfinishedFolder:
             raise self.failure(error) from None
 
     def sync(self) -> None:
-        """All that was written so far is on disk. Raises: OSError."""
+        """All that was written so far is on disk, for those to read who may read the folder.
+
+        Raises: OSError.
+        """
+        mode = self.path.stat().st_mode & 0o666  # the safetensors package asks for its owner alone
         for file in sorted(self.path.rglob("*")):
+            if file.is_file():
+                file.chmod(mode)
             _sync(file)
         _sync(self.path)
 

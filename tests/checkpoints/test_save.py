@@ -80,6 +80,14 @@ def test_a_copy_has_the_words_and_the_end_tokens_of_the_original(
     assert not list((tmp_path / "out").glob(".*"))
 
 
+def test_who_may_read_the_folder_may_read_its_files(tmp_path: Path, original: Checkpoint):
+    with CheckpointWriter(tmp_path / "out", original, num_bytes=1) as writer:
+        copy(original, writer)
+        writer.finish(None)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert modes == {(tmp_path / "out").stat().st_mode & 0o666}
+
+
 def test_a_quantized_folder_says_so_and_its_draft_is_the_same_model(
     tmp_path: Path, original: Checkpoint
 ):
