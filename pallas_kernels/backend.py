@@ -33,16 +33,13 @@ class Backend:
     exact, on a GPU XLA chooses by shape."""
 
     @property
-    def compiler_options(self) -> dict[str, bool | int]:
+    def compiler_options(self) -> dict[str, bool]:
         """What XLA must be told about programs that are made of these operations.
 
         Exact programs round to bfloat16 where their source says so: by default XLA keeps a value in
         float32 where it can fuse its users, which one program may do and another not. And how the
         operations between the kernels are computed is not chosen by timing, program by program.
-        On a CPU XLA takes half of an AVX-512 register unless told otherwise; no bit depends on it.
         """
-        if self.form == "reference":
-            return {"xla_cpu_prefer_vector_width": 512}
         if self.form == "pallas" and self.is_exact:
             return {
                 "xla_allow_excess_precision": False,

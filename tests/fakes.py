@@ -20,7 +20,7 @@ from jaxinfer.config import SamplingParams, SchedulerConfig
 from jaxinfer.engine import Engine, RequestOutput, TokenLogprob
 from jaxinfer.errors import EngineFailure, JaxInferError
 from jaxinfer.scheduling.batch import Batch, PenaltyBatch, StepResult
-from jaxinfer.scheduling.buckets import Buckets
+from jaxinfer.scheduling.buckets import WIDE_BLOCKS_AT_ONCE, Buckets
 from jaxinfer.scheduling.page_pool import PagePool, page_digest
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.scheduling.scheduler import Scheduler
@@ -307,7 +307,7 @@ def _block_faults(batch: Batch) -> list[str]:
         return faults
     if (blocks.narrow[len(narrow) :] != bucket).any() or (blocks.wide[len(wide) :] != bucket).any():
         faults.append("block padding is not the bucket")
-    if blocks.wide.shape[0] % 4:
+    if blocks.wide.shape[0] % WIDE_BLOCKS_AT_ONCE:
         faults.append(f"wide blocks of shape {blocks.wide.shape}")
     for block in wide:
         same_row = len(set(batch.rows[block].tolist())) == 1

@@ -157,8 +157,8 @@ def test_a_model_that_is_not_supported_is_refused_before_its_weights_are_read(tm
     with pytest.raises(CheckpointError) as caught:
         build(tiny_engine_config(model, tmp_path / "cache"), phases.append)
     assert str(caught.value) == (
-        f"{model}: config.json: architectures must name one of LlamaForCausalLM, "
-        "MistralForCausalLM, Qwen2ForCausalLM; got GPT2LMHeadModel"
+        f"{model}: config.json: architectures must name one of Gemma3ForCausalLM, "
+        "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM; got GPT2LMHeadModel"
     )
     assert phases == ["find model"]
 
@@ -255,7 +255,7 @@ def test_compiling_ahead_reads_no_weights_and_allocates_no_pool(
     phases: list[str] = []
     told = compile_ahead(small, phases.append)
     assert phases == list(told["seconds"]) == ["find model", "compile"]
-    assert told.keys() == {"programs", "folder", "seconds"}
+    assert told.keys() == {"weights", "programs", "folder", "seconds"}
 
 
 def test_compiling_ahead_fails_if_nothing_could_be_kept(

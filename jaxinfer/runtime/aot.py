@@ -27,7 +27,7 @@ class Program:
 
     name: str  # e.g. "decode rows=8 layer"
     lower: Callable[[], Lowered]
-    compiler_options: Mapping[str, bool | int] = field(default_factory=dict[str, bool | int])
+    compiler_options: Mapping[str, bool] = field(default_factory=dict[str, bool])
 
     def compile(self) -> Compiled:
         """The executable, from nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pallas_kernels.backend import Backend, resolve_backend
+from pallas_kernels.backend import REFERENCE, Backend, resolve_backend
 
 
 def test_auto_is_the_reference_form_on_a_cpu_and_pallas_on_a_gpu():
@@ -47,12 +47,8 @@ def test_exact_programs_of_a_gpu_leave_nothing_to_timing():
         "xla_allow_excess_precision": False,
         "xla_gpu_experimental_enable_fusion_autotuner": False,
     }
-    for backend in (Backend("interpret"), Backend("pallas", is_exact=False)):
+    for backend in (REFERENCE, Backend("interpret"), Backend("pallas", is_exact=False)):
         assert backend.compiler_options == {}
-
-
-def test_a_cpu_s_whole_vector_registers_are_used():
-    assert Backend("reference").compiler_options == {"xla_cpu_prefer_vector_width": 512}
 
 
 @pytest.mark.parametrize(("platform", "capability"), [("cpu", None), ("gpu", "7.5"), ("gpu", None)])

@@ -262,8 +262,8 @@ HALF_TYPED = blocks_of([], 16, 4)._replace(narrow=np.full(8, 16, np.int64))
         ),
         ({"rows": np.zeros(16, np.int64)}, r"rows must be int32 \(16,\); got int64 \(16,\)"),
         ({"blocks": HALF_TYPED}, "blocks' narrow must be int32; got int64"),
-        ({"narrow": 7}, "multiple of 8 narrow and 4 wide ones; got 7 and 4"),
-        ({"wide": 6}, "multiple of 8 narrow and 4 wide ones; got 8 and 6"),
+        ({"narrow": 7}, "multiple of 8 narrow and 2 wide ones; got 7 and 4"),
+        ({"wide": 5}, "multiple of 8 narrow and 2 wide ones; got 8 and 5"),
     ],
 )
 def test_prefill_arguments_that_do_not_fit_are_refused(changes: dict[str, Any], message: str):

@@ -102,7 +102,7 @@ def test_json_is_an_object_a_line():
     assert {each["target"] for each in programs} == {"a100"}
     rooms = [each for each in found if "kv_bytes" in each]
     assert len(programs) + len(rooms) == len(found)
-    assert len(rooms) == 9
+    assert len(rooms) == 15
 
 
 def test_only_some_programs_are_looked_at_and_then_nothing_is_added_up():

@@ -28,6 +28,8 @@ def test_without_flags_it_is_the_default_model_as_it_is_served():
             "model": "smollm2-135m-instruct",
             "max_num_batched_tokens": 512,
             "max_num_seqs": 32,
+            "kv_cache_dtype": "auto",
+            "quantization": "auto",
             "kernel_backend": "auto",
             "batch_invariant": True,
         }
@@ -46,6 +48,8 @@ def test_every_flag_arrives():
             "max_num_batched_tokens": 256,
             "max_num_seqs": 8,
             "kv_cache_bytes": 512 << 20,
+            "kv_cache_dtype": "auto",
+            "quantization": "auto",
             "kernel_backend": "interpret",
             "batch_invariant": False,
             "cache_dir": "there",
