@@ -66,8 +66,16 @@ def row(flag: Flag) -> str:
 
 
 def test_the_flag_table_is_that_of_the_code():
-    rows = re.findall(r"^\| `--.*", README, re.MULTILINE)
+    rows = re.findall(r"^\| `--.*", README.split("## Server")[1], re.MULTILINE)
     assert rows == [row(flag) for flag in FLAGS]
+
+
+def test_the_flags_of_quantizing_are_those_of_the_tool():
+    section = README.split("## Quantization")[1].split("## Server")[0]
+    names = set(re.findall(r"^\| `(--[\w-]+)", section, re.MULTILINE))
+    tool = (ROOT / "checkpoints" / "__main__.py").read_text("utf-8")
+    assert len(names) == 8
+    assert {name for name in names if f'"{name}"' not in tool} == set()
 
 
 def test_the_routes_are_those_that_the_server_announces():
