@@ -66,6 +66,11 @@ class WeightFormat:
         return f"int{self.bits}{group}{zero}{acts}"
 
 
+def packed_group(group_size: int | None, num_inputs: int) -> int:
+    """Inputs whose four-bit integers are packed together: an even number."""
+    return group_size or num_inputs + num_inputs % 2
+
+
 HEAD_FORMAT = WeightFormat(8)
 """Of embedding and head: a scale per token. Their errors meet every token at once, and an embedding
 is not a product of activations."""

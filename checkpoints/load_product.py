@@ -11,8 +11,8 @@ import numpy as np
 
 from checkpoints.aligned import aligned_empty, row_chunks
 from checkpoints.errors import CheckpointError
-from checkpoints.formats import WeightFormat
-from checkpoints.qtensor import QTensor
+from checkpoints.formats import WeightFormat, packed_group
+from checkpoints.qtensor import QTensor, spread
 from checkpoints.rounding import LEAST_SCALE, levels, round_to_nearest
 from checkpoints.source import TensorInfo, TensorSource
 
@@ -43,8 +43,7 @@ class ProductSpec:
         groups = self.kept.groups(num_inputs)
         width = num_inputs
         if self.kept.bits == 4:
-            size = self.kept.group_size or num_inputs + num_inputs % 2
-            width = groups * size // 2
+            width = groups * packed_group(self.kept.group_size, num_inputs) // 2
         shapes: dict[str, tuple[int, ...]] = {
             "q": (num_outputs, width),
             "scale": (groups, num_outputs),
@@ -141,6 +140,5 @@ def _unpacked(quantized: QTensor) -> dict[str, np.ndarray]:
     kept, q = quantized.format, quantized.q
     if kept.bits == 8 or quantized.zero is None:
         return replace(quantized, format=replace(kept, bits=8)).parts()
-    size = kept.group_size or q.shape[1]
-    q = q - np.repeat(quantized.zero.T, size, axis=1)[:, : q.shape[1]]
+    q = q - spread(quantized.zero, kept, q.shape[1])
     return {"q": q, "scale": quantized.scale}

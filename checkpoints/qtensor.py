@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from checkpoints.formats import WeightFormat
+from checkpoints.formats import WeightFormat, packed_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def pack_int4(q: np.ndarray, group_size: int | None) -> np.ndarray:
     A scale per output is one group of all inputs, filled up to an even number.
     """
     num_inputs = q.shape[1]
-    size = group_size or num_inputs + num_inputs % 2
+    size = packed_group(group_size, num_inputs)
     q = np.pad(q, ((0, 0), (0, -num_inputs % size)))
     halves = q.reshape(len(q), -1, 2, size // 2)
     packed = (halves[:, :, 0] & 15) | (halves[:, :, 1] << 4)
@@ -82,7 +82,7 @@ def unpack_int4(
     packed: np.ndarray, group_size: int | None, num_inputs: int, *, is_signed: bool
 ) -> np.ndarray:
     """The way back: int8[N, K]."""
-    size = group_size or num_inputs + num_inputs % 2
+    size = packed_group(group_size, num_inputs)
     both = packed.reshape(len(packed), -1, size // 2)
     low, high = ((both << 4) >> 4, both >> 4) if is_signed else (both & 15, (both >> 4) & 15)
     return np.stack([low, high], axis=2).reshape(len(packed), -1)[:, :num_inputs]

@@ -141,7 +141,7 @@ def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phas
             decoder = decoder_for(
                 checkpoint.config, dtype=dtype, backend=backend, quantization=choice.quantization
             )
-            tokenizer = _tokenizer(checkpoint, template)
+            tokenizer = Tokenizer.of(checkpoint, template)
         budget = read_budget(config.memory_utilization)  # before there are weights
         on_progress("load weights and compile")
         both = Together()
@@ -350,17 +350,6 @@ def _chat_template(source: ModelSource) -> str | None:
         raise ConfigError(f"chat_template must be a readable Jinja file: {error}") from error
     ChatTemplate(text, bos_token=None, eos_token=None)  # refuses one that does not compile
     return text
-
-
-def _tokenizer(checkpoint: Checkpoint, template: str | None) -> Tokenizer:
-    return Tokenizer(
-        checkpoint.tokenizer,
-        chat_template=template or checkpoint.chat_template,
-        bos_token=checkpoint.bos_token,
-        eos_token=checkpoint.eos_token,
-        add_bos=checkpoint.add_bos,
-        eos_token_ids=checkpoint.eos_token_ids,
-    )
 
 
 def _seed_source(seed: int | None) -> Callable[[], int]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import tokenizers
 
+from checkpoints.checkpoint import Checkpoint
 from jaxinfer.chat_template import ChatTemplate, MarkedText
 from jaxinfer.control_tokens import ControlTexts, PlainTextEncoder, encode_ids
 from jaxinfer.errors import ConfigError, InvalidRequest
@@ -33,6 +34,18 @@ class Tokenizer:
     Raises: ConfigError if a token is not in the vocabulary, or for a template or decoder that
         cannot work.
     """
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, chat_template: str | None = None) -> Tokenizer:
+        """The checkpoint's own, with another chat template if one is given. Raises: ConfigError."""
+        return cls(
+            checkpoint.tokenizer,
+            chat_template=chat_template or checkpoint.chat_template,
+            bos_token=checkpoint.bos_token,
+            eos_token=checkpoint.eos_token,
+            add_bos=checkpoint.add_bos,
+            eos_token_ids=checkpoint.eos_token_ids,
+        )
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from checkpoints.formats import HEAD_FORMAT, WeightFormat
+from checkpoints.formats import HEAD_FORMAT, WeightFormat, packed_group
 from jaxinfer.config import MIN_ROWS
 from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.config import Activation
@@ -71,9 +71,9 @@ class QuantizedLinear(nnx.Module):
         arithmetic: Arithmetic,
         kept: WeightFormat,
     ):
-        groups, size = kept.groups(in_dim), kept.group_size or in_dim + in_dim % 2
+        groups = kept.groups(in_dim)
         is_packed = kept.bits == 4 and not arithmetic.is_unpacked
-        width = groups * size // 2 if is_packed else in_dim
+        width = groups * packed_group(kept.group_size, in_dim) // 2 if is_packed else in_dim
         self.q = _empty((out_dim, width), jnp.dtype("int8"))
         self.scale = _empty((groups, out_dim), jnp.dtype("float32"))
         has_zero = kept.has_zero and (kept.bits == 8 or is_packed)

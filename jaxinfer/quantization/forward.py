@@ -15,13 +15,11 @@ import jax.numpy as jnp
 from jaxinfer.models.attention import DenseKV, KVCache
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.registry import Decoder
-from jaxinfer.runtime.steps import without_layers
-
-Params = dict[str, Any]
+from jaxinfer.runtime.steps import Params
 
 
 class Forward:
-    """Logits of windows; every window starts at position 0.
+    """The programs of a window from position 0: begin, a layer of each kind, and end (the logits).
 
     Args:
         make_cache: keeps a layer's keys and values, e.g. to quantize them.
@@ -35,14 +33,6 @@ class Forward:
             jax.jit(partial(self._layer, kind=kind)) for kind in range(len(decoder.layers))
         ]
         self.end = jax.jit(self._end)
-
-    def logits(self, params: Params, token_ids: jax.Array) -> jax.Array:
-        """int32[T] -> float32[T, V]."""
-        top = without_layers(params)
-        x, rope = self.begin(top, token_ids)
-        for layer, kind in zip(params["layers"], self.decoder.layer_kinds, strict=True):
-            x = self.layers[kind](layer, x, rope)
-        return self.end(top, x)
 
     def _begin(self, top: Params, token_ids: jax.Array) -> tuple[jax.Array, Any]:
         positions = jnp.arange(len(token_ids), dtype=jnp.int32)

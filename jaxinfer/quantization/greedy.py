@@ -16,8 +16,7 @@ import numpy as np
 from jaxinfer.config import MIN_ROWS
 from jaxinfer.errors import EngineFailure, InvalidRequest
 from jaxinfer.models.registry import Decoder
-from jaxinfer.quantization.forward import Params
-from jaxinfer.runtime.steps import Rope, without_layers
+from jaxinfer.runtime.steps import Params, Rope, without_layers
 
 MAX_PROMPT_TOKENS = 1024
 ROUND_UP = 64  # positions of the cache, so that programs of like lengths are the same

@@ -20,10 +20,10 @@ from jaxinfer.models.attention import DenseKV
 from jaxinfer.models.registry import Decoder
 from jaxinfer.quantization.sites import Site
 from jaxinfer.quantization.windows import Window
+from jaxinfer.runtime.steps import Params
 from pallas_kernels.integer_matmul import terms_of
 
 Floats = npt.NDArray[np.float32]
-Params = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

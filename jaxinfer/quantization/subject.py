@@ -23,9 +23,9 @@ from jaxinfer.errors import ConfigError
 from jaxinfer.models.attention import DenseKV, QuantizedDenseKV, through_int8
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.registry import Decoder, decoder_for
-from jaxinfer.quantization.forward import Forward, Params
+from jaxinfer.quantization.forward import Forward
 from jaxinfer.runtime.memory_plan import default_dtype
-from jaxinfer.runtime.steps import without_layers
+from jaxinfer.runtime.steps import Params, without_layers
 from jaxinfer.runtime.weight_choice import ON_THE_FLY
 from jaxinfer.runtime.weights import load_weights
 from jaxinfer.tokenizer import Tokenizer
@@ -120,14 +120,7 @@ def open_subject(
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     """The checkpoint's own. Raises: CheckpointError."""
     try:
-        return Tokenizer(
-            checkpoint.tokenizer,
-            chat_template=checkpoint.chat_template,
-            bos_token=checkpoint.bos_token,
-            eos_token=checkpoint.eos_token,
-            add_bos=checkpoint.add_bos,
-            eos_token_ids=checkpoint.eos_token_ids,
-        )
+        return Tokenizer.of(checkpoint)
     except ConfigError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
 

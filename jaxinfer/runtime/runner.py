@@ -61,6 +61,7 @@ class ModelRunner:
     ):
         self._params = dict(params)
         self._layer_kinds = tuple(layer_kinds)
+        self._distinct_kinds = tuple(set(layer_kinds))
         self._num_seats = num_seats
         self._make_pages = make_pages
         self._newest = self._empty_seats()
@@ -110,8 +111,12 @@ class ModelRunner:
         """Begin and all layers of a layered step: float[T, E]."""
         begin = self._programs[step_name(kind, bucket, "begin")]
         x, rope = begin(self._tops[version], self._newest, arrays)
+        by_kind = {
+            own: self._programs[step_name(kind, bucket, layer_part(own))]
+            for own in self._distinct_kinds
+        }
         for i, params in enumerate(self._params[version]["layers"]):
-            layer = self._programs[step_name(kind, bucket, layer_part(self._layer_kinds[i]))]
+            layer = by_kind[self._layer_kinds[i]]
             x, self._pages[i] = layer(params, self._pages[i], x, rope, arrays)
         return x
 

@@ -18,10 +18,10 @@ from checkpoints.errors import CheckpointError
 from checkpoints.formats import Quantization, WeightFormat
 from checkpoints.load import load_params
 from jaxinfer.errors import ConfigError, EngineFailure
+from jaxinfer.models.attention import DenseKV
 from jaxinfer.models.registry import decoder_for
 from jaxinfer.quantization.calibration_check import NotEnoughCalibration
 from jaxinfer.quantization.calibration_set import CalibrationSet, Kind
-from jaxinfer.quantization.forward import Forward
 from jaxinfer.quantization.quantizer import Quantized, quantize
 from jaxinfer.quantization.recipe import Recipe
 from tests.models.test_quantized_layers import Held
@@ -65,7 +65,8 @@ def logits_of(model: Path, tensors: Tensors | None, kept: Quantization | None) -
     source = checkpoint.source if tensors is None else Held(tensors)
     params = load_params(source, decoder.weight_plan(), dtype=np.float32, file="tensors")
     ids = jnp.asarray(np.random.default_rng(9).integers(0, 256, 40), jnp.int32)
-    return np.asarray(jax.nn.log_softmax(Forward(decoder).logits(params, ids)))
+    caches = [DenseKV(decoder.config) for _ in params["layers"]]
+    return np.asarray(jax.nn.log_softmax(decoder.run_dense(params, ids, caches)))
 
 
 @pytest.fixture(scope="module")
