@@ -20,14 +20,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxinfer.batch_window import BatchWindow
 from jaxinfer.errors import EngineFailure, JaxInferError, Unavailable
 from jaxinfer.observer import Observer
 from jaxinfer.request_stream import MAX_UNREAD_TOKENS, RequestStream
 from jaxinfer.scheduling.request import Request
-from jaxinfer.stats import PoolStats
+from jaxinfer.stats import PoolStats, StepStats, Verdict
 
 if TYPE_CHECKING:
     from jaxinfer.engine import Engine
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IDLE_TURN_S = 1.0  # an idle thread looks this often, should a wake-up be missed
-FLUSH_WITHIN_S = 30.0
+CHANGE_WITHIN_S = 30.0
 RETRY_AFTER_S = 5.0  # told to those who come while the engine drains or after it died
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,9 @@ class _Resume:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flush:
-    done: asyncio.Future[int]
+class _Change:
+    change: Callable[[Engine], Any]
+    done: asyncio.Future[Any]
 
 
 class AsyncEngine:
@@ -87,7 +89,7 @@ class AsyncEngine:
         observer: Observer | None = None,
         max_unread_tokens: int = MAX_UNREAD_TOKENS,
         window: BatchWindow | None = None,
-        on_verdict: Callable[[bool], None] | None = None,
+        on_verdict: Callable[[Verdict], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._engine = engine
@@ -96,7 +98,7 @@ class AsyncEngine:
         self._window = window or BatchWindow()
         self._on_verdict = on_verdict
         self.clock = clock
-        self._inbox: deque[_Submit | _Abort | _Pause | _Resume | _Flush] = deque()
+        self._inbox: deque[_Submit | _Abort | _Pause | _Resume | _Change] = deque()
         self._wakeup = threading.Event()
         self._stopping = False
         self._draining = False
@@ -147,20 +149,25 @@ class AsyncEngine:
         if stream is not None:
             stream.close()
 
-    async def flush_cache(self) -> int:
-        """See Engine.flush_cache; between two steps.
+    async def change(self, change: Callable[[Engine], Result]) -> Result:
+        """Runs `change` on the engine thread, between two steps; it must be quick.
 
-        Raises: Unavailable while draining, or when the engine has died or takes FLUSH_WITHIN_S.
+        Returns: what it returns. Raises: what it raises; Unavailable while draining, or when the
+            engine has died or takes CHANGE_WITHIN_S.
         """
         self._check_open()
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._send(_Flush(done))
+        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._send(_Change(change, done))
         try:
-            return await asyncio.wait_for(done, FLUSH_WITHIN_S)
+            return await asyncio.wait_for(done, CHANGE_WITHIN_S)
         except TimeoutError:
             raise Unavailable(
-                f"the engine did not answer in {FLUSH_WITHIN_S:g} s", retry_after_s=RETRY_AFTER_S
+                f"the engine did not answer in {CHANGE_WITHIN_S:g} s", retry_after_s=RETRY_AFTER_S
             ) from None
+
+    async def flush_cache(self) -> int:
+        """See Engine.flush_cache. Raises: as `change`."""
+        return await self.change(lambda engine: engine.flush_cache())
 
     def end(self, *request_ids: str) -> None:
         """Ends requests; their reader gets what they had, and `abort` as the finish reason.
@@ -241,7 +248,7 @@ class AsyncEngine:
         """From a paused stream that has been read."""
         self._send(*map(_Resume, request_ids))
 
-    def _send(self, *messages: _Abort | _Pause | _Resume | _Flush) -> None:
+    def _send(self, *messages: _Abort | _Pause | _Resume | _Change) -> None:
         self._inbox.extend(messages)
         self._wakeup.set()
 
@@ -320,9 +327,9 @@ class AsyncEngine:
         if changed:
             self._pool = self._engine.pool_stats()
 
-    def _take(self, message: _Abort | _Pause | _Resume | _Flush) -> None:
-        if isinstance(message, _Flush):
-            self._call(_fulfil, message.done, self._engine.flush_cache())
+    def _take(self, message: _Abort | _Pause | _Resume | _Change) -> None:
+        if isinstance(message, _Change):
+            self._change(message)
         elif isinstance(message, _Pause):
             self._engine.pause(message.request_id)
         elif isinstance(message, _Resume):
@@ -333,6 +340,15 @@ class AsyncEngine:
             if message.tells_reader:
                 self._pool = self._engine.pool_stats()
                 self._call(self._deliver, outputs, self.clock())
+
+    def _change(self, message: _Change) -> None:
+        """What it raises is its caller's."""
+        try:
+            result = message.change(self._engine)
+        except Exception as error:
+            self._call(_fail, message.done, error)
+        else:
+            self._call(_fulfil, message.done, result)
 
     def _submit(self, request: Request) -> JaxInferError | None:
         """Returns: why the engine refuses it. One odd request must not end the thread."""
@@ -353,8 +369,8 @@ class AsyncEngine:
         finally:  # whatever happens, nobody waits for what is there
             self._observe(step)
             self._observe_ends(step.outputs)
-            if self._on_verdict is not None and (step.stats is not None or step.num_failed):
-                self._call(self._judge, step.stats is not None, step.num_failed)
+            if self._on_verdict is not None and (step.stats is not None or step.failed_versions):
+                self._call(self._judge, step.stats, step.failed_versions)
             if step.outputs:
                 self._call(self._deliver, step.outputs, self.clock())
 
@@ -363,7 +379,7 @@ class AsyncEngine:
         if observer is None:
             return
         try:
-            if step.num_failed:
+            if step.failed_versions:
                 observer.on_retry(step.num_retried)
             if step.rebuild_s is not None:
                 observer.on_rebuild(step.rebuild_s)
@@ -410,11 +426,13 @@ class AsyncEngine:
                 del self._streams[output.request_id]
         self._note_drained()
 
-    def _judge(self, is_read: bool, num_failed: int) -> None:
+    def _judge(self, stats: StepStats | None, failed_versions: tuple[str, ...]) -> None:
         """What was read in a turn comes before what failed."""
         assert self._on_verdict is not None
-        for verdict in [True] * is_read + [False] * num_failed:
-            self._on_verdict(verdict)
+        if stats is not None:
+            self._on_verdict(Verdict(stats.version, stats))
+        for version in failed_versions:
+            self._on_verdict(Verdict(version, None))
 
     def _fail_all(self, error: BaseException) -> None:
         failure = EngineFailure(f"the engine stopped: {type(error).__name__}: {error}")
@@ -424,6 +442,11 @@ class AsyncEngine:
         self._note_drained()
 
 
-def _fulfil(future: asyncio.Future[int], value: int) -> None:
+def _fulfil(future: asyncio.Future[Any], value: Any) -> None:
     if not future.done():  # nobody waits any more
         future.set_result(value)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -36,6 +36,7 @@ from jaxinfer.errors import (
     EngineFailure,
     InvalidRequest,
     JaxInferError,
+    NotNumbers,
     PoolLost,
 )
 from jaxinfer.outputs import EngineStep, RequestOutput, TokenLogprob
@@ -48,6 +49,7 @@ from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.scheduling.sequence import Sequence
 from jaxinfer.stats import PoolStats, StepStats
 from jaxinfer.tokenizer import Tokenizer
+from jaxinfer.versions import ModelVersion, Versions
 
 __all__ = ["Engine", "EngineStep", "RequestOutput", "Runner", "TokenLogprob"]
 
@@ -77,6 +79,10 @@ class Runner(Protocol):
         """Makes pages and seats anew; what they held and the steps under way are dropped first."""
         ...
 
+    def drop_version(self, version: str) -> None:
+        """Frees the parameters of a version that no step under way computes with."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
@@ -95,7 +101,7 @@ class Engine:
     Args:
         make_scheduler: makes a new one with a new pool; called again whenever they are lost.
         tokenizer: None: outputs have token ids and no text.
-        version: of the weights, which every sequence keeps to its end.
+        version: of the weights, current at first; every sequence keeps its version to its end.
         vocab_size: ids of prompts and stop tokens must be below it.
         eos_token_ids: that end an answer.
         clock: monotonic seconds, the same as of Request.arrival_s and deadline_s.
@@ -114,19 +120,18 @@ class Engine:
         random_seed: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.version = version
         self.vocab_size = vocab_size
+        self._versions = Versions(ModelVersion(version, tokenizer, frozenset(eos_token_ids)))
         self._runner = runner
         self._make_scheduler = make_scheduler
         self._scheduler = make_scheduler()
-        self._tokenizer = tokenizer
         self._rules = RequestRules(vocab_size, self._scheduler.limit, tokenizer is not None)
-        self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
         self._random_seed = random_seed
         self._flights: deque[_Flight] = deque()  # oldest first
         self._late: list[RequestOutput] = []  # that no call of `step` has returned yet
-        self._num_failed = self._num_retried = 0  # the same of its other facts
+        self._failed_versions: list[str] = []  # the same of its other facts
+        self._num_retried = 0
         self._rebuild_s: float | None = None
         self._num_rebuilds = 0  # since a step was read
         self._last_read_s = -math.inf
@@ -139,6 +144,34 @@ class Engine:
         """Prompt and output tokens of the longest request."""
         return self._scheduler.limit.max_total_tokens
 
+    @property
+    def version(self) -> str:
+        """The weights of requests that name none."""
+        return self._versions.current
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """All that are there, retired ones too."""
+        return self._versions.names
+
+    def add_version(self, found: ModelVersion) -> None:
+        """Takes requests of another version, whose parameters the runner has.
+
+        Raises: ValueError if it is there.
+        """
+        self._versions.add(found)
+
+    def serve_version(self, version: str) -> None:
+        """Makes it the one of requests that name none. Raises: InvalidRequest if not there."""
+        self._versions.become_current(version)
+
+    def drop_version(self, version: str) -> None:
+        """Takes no more requests of it; its parameters are freed when its last one has ended,
+        which may be now. Unknown ones are ignored. Raises: ValueError for the current one.
+        """
+        self._versions.retire(version)
+        self._let_go()
+
     def submit(self, request: Request) -> None:
         """Queues a request: as many sequences as it has choices, or none if it is refused.
 
@@ -149,15 +182,16 @@ class Engine:
                 f"request_id {request.request_id!r} is in use; choose another", param="request_id"
             )
         self._rules.check(request)
+        found = self._versions.choose(request.version)
         sampling = request.sampling
         seed = self._random_seed() if sampling.seed is None else sampling.seed
         choices: dict[Sequence, Choice] = {}
         for index in range(sampling.n):
-            sequence = Sequence(request, index=index, seed=seed, version=self.version)
+            sequence = Sequence(request, index=index, seed=seed, version=found.name)
             choices[sequence] = Choice(
                 sequence,
-                eos_token_ids=self._eos_token_ids,
-                detokenizer=self._detokenizer(request),
+                eos_token_ids=found.eos_token_ids,
+                detokenizer=_detokenizer(found.tokenizer, request),
             )
         try:
             for sequence in choices:  # nothing is queued before all of it could be made
@@ -165,6 +199,8 @@ class Engine:
         except Exception:
             self._scheduler.abort(request.request_id)
             raise
+        for sequence in choices:
+            self._versions.begin(sequence.version)
         self._choices |= choices
         self._num_live[request.request_id] = sampling.n
 
@@ -209,7 +245,8 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether `step` has something to do or to tell; not for those that are paused."""
-        return bool(self._late) or self._scheduler.has_work()
+        has_to_let_go = self._versions.has_retired and bool(self._flights)
+        return bool(self._late) or has_to_let_go or self._scheduler.has_work()
 
     @property
     def has_requests(self) -> bool:
@@ -240,10 +277,18 @@ class Engine:
             stats = self._step(self._clock())
         except Exception as error:
             self.recover(error)
+        self._let_go()
         outputs, self._late = tuple(self._late), []
-        facts = self._num_failed, self._num_retried, self._rebuild_s
-        self._num_failed, self._num_retried, self._rebuild_s = 0, 0, None
+        facts = tuple(self._failed_versions), self._num_retried, self._rebuild_s
+        self._failed_versions, self._num_retried, self._rebuild_s = [], 0, None
         return EngineStep(outputs, stats, *facts)
+
+    def _let_go(self) -> None:
+        """Frees retired versions that nobody needs any more."""
+        if self._versions.has_retired:
+            under_way = {flight.scheduled.batch.version for flight in self._flights}
+            for version in self._versions.let_go(under_way):
+                self._runner.drop_version(version)
 
     def recover(self, error: Exception) -> None:
         """Makes scheduler and pages anew after PoolLost, or a fault of our own code.
@@ -257,6 +302,7 @@ class Engine:
         started_s = self._clock()
         _log.error("scheduler and KV pool are made anew", exc_info=error)
         blamed = self._blamed(error)
+        version = blamed[0].version if blamed else self.version
         hopeless = self._scheduler.blame(blamed)
         self._flights.clear()
         before, self._scheduler = self._scheduler, self._make_scheduler()
@@ -264,7 +310,7 @@ class Engine:
             sequence.begin_again(choice.num_taken)
         self._scheduler.take_over(self._choices, before)
         self._num_rebuilds += 1
-        self._num_failed += 1
+        self._failed_versions.append(version)
         if self._num_rebuilds > MAX_REBUILDS + self._scheduler.max_retries:
             raise EngineFailure(
                 f"the engine failed {self._num_rebuilds} times and no step could be read in "
@@ -363,7 +409,7 @@ class Engine:
                 continue  # it has ended, or begun again, while the step was under way
             num_taken += 1
             if broken and choice.sequence in broken:
-                error = EngineFailure("the logits were not numbers; the weights may be damaged")
+                error = NotNumbers("the logits were not numbers; the weights may be damaged")
                 outputs += self._fail([choice.sequence], error)
                 continue
             try:
@@ -393,7 +439,8 @@ class Engine:
         hopeless = self._scheduler.retry(living)
         for later in self._flights:  # what they draw there comes of what failed
             later.lost.update(living)
-        self._num_failed += bool(living)  # else it came of one that failed, or nobody waits for it
+        if living:  # else it came of one that failed, or nobody waits for it
+            self._failed_versions.append(scheduled.batch.version)
         self._num_retried += len(living) - len(hopeless)
         self._late += self._fail(hopeless, step_failure(error, hopeless))
 
@@ -424,21 +471,23 @@ class Engine:
         self._num_live[request_id] -= 1
         if not self._num_live[request_id]:
             del self._num_live[request_id]
+        self._versions.end(sequence.version)
         return self._choices.pop(sequence)
 
-    def _detokenizer(self, request: Request) -> Detokenizer | None:
-        if self._tokenizer is None:
-            return None
-        sampling = request.sampling
-        return Detokenizer(
-            self._tokenizer,
-            prompt_ids=request.token_ids,
-            skip_special_tokens=sampling.skip_special_tokens,
-            stop=sampling.stop,
-            include_stop_str_in_output=sampling.include_stop_str_in_output,
-            min_tokens=sampling.min_tokens,
-            kept_special_ids=sampling.kept_special_ids,
-        )
+
+def _detokenizer(tokenizer: Tokenizer | None, request: Request) -> Detokenizer | None:
+    if tokenizer is None:
+        return None
+    sampling = request.sampling
+    return Detokenizer(
+        tokenizer,
+        prompt_ids=request.token_ids,
+        skip_special_tokens=sampling.skip_special_tokens,
+        stop=sampling.stop,
+        include_stop_str_in_output=sampling.include_stop_str_in_output,
+        min_tokens=sampling.min_tokens,
+        kept_special_ids=sampling.kept_special_ids,
+    )
 
 
 def _logprobs(choice: Choice, result: StepResult, row: int) -> tuple[TokenLogprob, ...]:
@@ -458,4 +507,5 @@ def _step_stats(batch: Batch, num_sampled: int, duration_s: float) -> StepStats:
         num_padded_tokens=batch.bucket,
         num_sampled=num_sampled,
         duration_s=duration_s,
+        version=batch.version,
     )

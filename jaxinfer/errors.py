@@ -46,6 +46,12 @@ class Forbidden(InvalidRequest):
     code = "forbidden"
 
 
+class Conflict(InvalidRequest):
+    """Well-formed, but not now: the server is in another state (HTTP 409)."""
+
+    code = "conflict"
+
+
 class Overloaded(JaxInferError):
     """Refused for lack of room or time; the same request may succeed later (HTTP 429)."""
 
@@ -72,6 +78,12 @@ class EngineFailure(JaxInferError):
     """A step failed on the device or in the engine (HTTP 500)."""
 
     code = "engine_failure"
+
+
+class NotNumbers(EngineFailure):
+    """The logits of a sequence were not numbers: the weights may be damaged."""
+
+    code = "not_numbers"
 
 
 class PoolLost(EngineFailure):

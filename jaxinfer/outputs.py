@@ -56,6 +56,6 @@ class EngineStep:
 
     outputs: tuple[RequestOutput, ...]
     stats: StepStats | None  # None when nothing ran, or what ran failed
-    num_failed: int = 0  # steps that failed, with somebody in them
+    failed_versions: tuple[str, ...] = ()  # of each step that failed with somebody in it
     num_retried: int = 0  # sequences that begin again for it
     rebuild_s: float | None = None  # the engine was made anew, which took so long

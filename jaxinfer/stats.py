@@ -19,6 +19,19 @@ class StepStats:
     num_padded_tokens: int  # tokens computed, with padding: the bucket
     num_sampled: int  # tokens that came out
     duration_s: float  # since it was dispatched or, if that is later, the step before was read
+    version: str = ""  # of the weights
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a step went."""
+
+    version: str  # of the weights
+    stats: StepStats | None  # None: it failed
+
+    @property
+    def is_good(self) -> bool:
+        return self.stats is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,7 @@ class RequestStats:
     first_scheduled_s: float | None  # None: never scheduled
     first_token_s: float | None  # None: no token came
     finished_s: float
+    version: str = ""  # of the weights
 
     @property
     def queue_s(self) -> float:

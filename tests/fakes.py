@@ -82,6 +82,7 @@ class FakeRunner:
         self.batches: list[Batch] = []
         self.faults: list[str] = []
         self.num_rebuilds = 0
+        self.dropped: list[str] = []  # versions
         self._newest: dict[int, int] = {}  # seat -> the last token drawn there
         self._tokens = np.full((num_pages, page_size), -1, np.int64)
         self._positions = np.full((num_pages, page_size), -1, np.int64)
@@ -108,6 +109,9 @@ class FakeRunner:
         self._newest.clear()
         self._tokens.fill(-1)
         self._positions.fill(-1)
+
+    def drop_version(self, version: str) -> None:
+        self.dropped.append(version)
 
     def _sample(self, batch: Batch) -> StepResult:
         contexts = [self._context(batch, row) for row in range(batch.num_sampled)]

@@ -421,7 +421,10 @@ def test_each_step_is_judged_on_the_event_loop():
         here = threading.get_ident()
         core = make_engine(FakeRunner(fail_at=frozenset({2})), clock=time.monotonic)
         engine = AsyncEngine(
-            core, on_verdict=lambda good: verdicts.append((good, threading.get_ident() == here))
+            core,
+            on_verdict=lambda verdict: verdicts.append(
+                (verdict.is_good, threading.get_ident() == here)
+            ),
         )
         engine.start()
         try:

@@ -19,12 +19,12 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
     {"server": "server", "offline": "offline"},
     {
         "async_engine": "async_engine batch_window request_stream observer",
-        "rollout": "rollout",
+        "rollout": "rollout canary",
         "build": "build",
         "quantization": "quantization",
     },
     {
-        "engine": "engine choice outputs request_rules text_cap ending_errors",
+        "engine": "engine choice outputs request_rules text_cap ending_errors versions new_version",
         "runtime": "runtime",
         "guidance": "guidance grammar_trial",
     },
@@ -36,7 +36,7 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
     },
     {
         **{room: room for room in ("errors", "stats", "version")},
-        "config": "config guided constraint",
+        "config": "config guided constraint version_order",
         **{room: room for room in ("pallas_kernels", "checkpoints")},
     },
 )

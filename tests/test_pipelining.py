@@ -10,6 +10,7 @@ from jaxinfer.config import SamplingParams
 from jaxinfer.errors import EngineFailure, PoolLost
 from jaxinfer.scheduling.batch import Batch, StepResult
 from jaxinfer.scheduling.request import FinishReason, Request
+from jaxinfer.versions import ModelVersion
 from tests.fakes import (
     EOS,
     Answers,
@@ -206,8 +207,9 @@ def test_a_preempted_sequence_keeps_the_token_that_was_on_its_way():
 def test_versions_of_the_weights_take_turns_and_never_share_a_step():
     runner = FakeRunner()
     engine = make_engine(runner, eos_token_ids=())
+    engine.add_version(ModelVersion("v2", None, frozenset({EOS})))
     for version in ("v1", "v2"):
-        engine.version = version
+        engine.serve_version(version)
         for i in range(2):
             engine.submit(request((i, 3), name=f"{version} {i}", max_tokens=6))
     answers = run_all(engine)

@@ -168,7 +168,7 @@ def test_a_step_says_what_failed_and_who_begins_again():
     engine.submit(request("a", (1, 2)))
     engine.submit(request("b", (3, 4)))
     seen = [engine.step() for _ in range(6)]
-    assert [s.num_failed for s in seen] == [0, 1, 0, 1, 0, 0]
+    assert [len(s.failed_versions) for s in seen] == [0, 1, 0, 1, 0, 0]
     assert [s.num_retried for s in seen] == [0, 2, 0, 2, 0, 0]
     assert [s.rebuild_s is not None for s in seen] == [False, False, False, True, False, False]
 

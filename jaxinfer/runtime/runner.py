@@ -168,6 +168,23 @@ class ModelRunner:
             return False
         return not any(array.is_deleted() for array in jax.tree.leaves(self._pages))
 
+    def add_version(self, version: str, params: Params) -> None:
+        """Parameters of the same tree, shapes and dtypes as the programs were made for.
+
+        In place of those that it has under this name, if there are any; these are freed when the
+        steps under way have ended.
+        """
+        before = self._params.get(version)
+        self._params[version] = params
+        self._tops[version] = without_layers(params)
+        if before is not None:
+            _delete(before)
+
+    def drop_version(self, version: str) -> None:
+        """Frees the parameters of a version, though others may refer to them."""
+        del self._tops[version]
+        _delete(self._params.pop(version))
+
     def score_chunk(
         self, version: str, bucket: int, arrays: PrefillArrays[np.ndarray], targets: np.ndarray
     ) -> np.ndarray:
@@ -182,6 +199,11 @@ class ModelRunner:
     def add_programs(self, programs: Programs) -> None:
         """More executables, e.g. those of scoring."""
         self._programs = self._programs.merged(programs)
+
+
+def _delete(params: Params) -> None:
+    for array in jax.tree.leaves(params):
+        array.delete()
 
 
 def _step_arrays(batch: Batch) -> DecodeArrays[np.ndarray] | PrefillArrays[np.ndarray]:

@@ -35,3 +35,4 @@ class Request:
     queue_deadline_s: float | None = None  # the same, if it has not started by then
     cache_salt: str = ""  # prefix pages are shared only within one salt
     constraint: Constraint | None = None  # of sampling.guided, at the beginning of an answer
+    version: str | None = None  # of the weights, to the end of all choices; None: the current one

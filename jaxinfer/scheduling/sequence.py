@@ -198,6 +198,7 @@ class Sequence:
             first_scheduled_s=self.first_scheduled_s,
             first_token_s=self.first_token_s,
             finished_s=now,
+            version=self.version,
         )
 
 

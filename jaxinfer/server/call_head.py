@@ -11,7 +11,8 @@ from starlette.datastructures import Headers
 
 from jaxinfer.server.priority_class import PriorityClass
 from jaxinfer.server.priority_classes import PRIORITY_HEADER, Claim
-from jaxinfer.server.state import QUICK_BODY_BYTES, ServerState
+from jaxinfer.server.served_model import QUICK_BODY_BYTES
+from jaxinfer.server.state import ServerState
 from jaxinfer.server.time_limits import TIMEOUT_HEADER, TimeLimits, asked_limits
 
 

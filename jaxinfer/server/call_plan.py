@@ -9,7 +9,7 @@ from jaxinfer.config import SamplingParams
 from jaxinfer.server.guided import guided_field
 from jaxinfer.server.priority_class import PriorityClass
 from jaxinfer.server.protocol import ChatRequest, CompletionRequest
-from jaxinfer.server.state import ServedModel
+from jaxinfer.server.served_model import ServedModel
 from jaxinfer.server.time_limits import TimeLimits
 from jaxinfer.server.tool_use import tool_parser
 from jaxinfer.server.writers import Shape

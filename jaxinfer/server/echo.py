@@ -12,7 +12,7 @@ from jaxinfer.scheduling.request import FinishReason
 
 if TYPE_CHECKING:
     from jaxinfer.server.protocol import CompletionRequest
-    from jaxinfer.server.state import ServedModel
+    from jaxinfer.server.served_model import ServedModel
     from jaxinfer.server.writers import Writer
 
 

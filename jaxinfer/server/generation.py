@@ -34,8 +34,9 @@ from jaxinfer.server.reading import Reading
 from jaxinfer.server.replies import body_of, encode, json_reply
 from jaxinfer.server.request_record import note
 from jaxinfer.server.sampling import capped_sampling, chat_sampling, completion_sampling
+from jaxinfer.server.served_model import ServedModel
 from jaxinfer.server.sse import ClientGone, Departure, EventSender, ReaderStalled
-from jaxinfer.server.state import ServedModel, ServerState
+from jaxinfer.server.state import ServerState
 from jaxinfer.server.tool_use import with_tools
 from jaxinfer.server.writers import ChatWriter, CompletionWriter, Writer
 

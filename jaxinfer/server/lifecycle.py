@@ -33,6 +33,7 @@ from jaxinfer.server.growth_alarm import GrowthAlarm
 from jaxinfer.server.memory_watch import MemoryWatch
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.sampling import usable_defaults
+from jaxinfer.server.served_model import ServedModel
 from jaxinfer.server.settings import ServeSettings
 from jaxinfer.server.startup import (
     EXIT_LOAD_ERROR,
@@ -45,7 +46,7 @@ from jaxinfer.server.startup import (
     ready_lines,
     route_line,
 )
-from jaxinfer.server.state import ServedModel, ServerState
+from jaxinfer.server.state import ServerState
 from jaxinfer.server.status_line import StatusLine
 from jaxinfer.server.tool_calls.formats import format_for
 
@@ -270,7 +271,7 @@ class _Serving:
         self._engine = AsyncEngine(
             built.engine,
             observer=self._metrics,
-            on_verdict=self._state.breaker.note_step,
+            on_verdict=self._state.note_step,
             window=window,
         )
         self._engine.start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from jaxinfer.chat_template import RESERVED_NAMES
 from jaxinfer.errors import ContextLengthExceeded, InvalidRequest
 from jaxinfer.server.protocol import ChatRequest
-from jaxinfer.server.state import ServedModel
+from jaxinfer.server.served_model import ServedModel
 from jaxinfer.server.tool_use import messages_for_template, offered_tools
 
 

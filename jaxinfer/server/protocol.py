@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, cast
 import msgspec
 
 from jaxinfer.errors import (
+    Conflict,
     DeadlineExceeded,
     EngineFailure,
     Forbidden,
@@ -29,6 +30,7 @@ from jaxinfer.server.unsupported import check_supported
 STATUS_OF: Mapping[type[JaxInferError], int] = {
     ModelNotFound: 404,
     Forbidden: 403,
+    Conflict: 409,
     InvalidRequest: 400,
     Overloaded: 429,
     Unavailable: 503,

@@ -193,6 +193,7 @@ _TYPE_OF = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    409: "conflict_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",

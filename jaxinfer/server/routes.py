@@ -47,7 +47,8 @@ from jaxinfer.server.replies import (
     error_reply,
     json_reply,
 )
-from jaxinfer.server.state import ServedModel, ServerState
+from jaxinfer.server.served_model import ServedModel
+from jaxinfer.server.state import ServerState
 from jaxinfer.server.tool_fields import check_tools
 from jaxinfer.server.tool_use import check_template
 from jaxinfer.version import __version__

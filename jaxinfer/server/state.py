@@ -5,39 +5,30 @@ No HTTP and no JAX. Everything belongs to the event loop.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from contextvars import copy_context
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from jaxinfer.async_engine import AsyncEngine
 from jaxinfer.config import Truncate
-from jaxinfer.errors import ModelNotFound, Unavailable
+from jaxinfer.errors import Unavailable
 from jaxinfer.server.admission import Admission
 from jaxinfer.server.circuit_breaker import CircuitBreaker
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.open_calls import OpenCalls
 from jaxinfer.server.priority_class import PriorityClass
 from jaxinfer.server.priority_classes import PriorityClasses
+from jaxinfer.server.served_versions import ServedVersions
 from jaxinfer.server.time_limits import TimeLimits
+from jaxinfer.stats import Verdict
 
 if TYPE_CHECKING:
-    from jaxinfer.constraint import Constraint
-    from jaxinfer.guidance import Guidance
-    from jaxinfer.guided import Guided
-    from jaxinfer.server.tool_calls.formats import ToolFormat
-    from jaxinfer.tokenizer import Tokenizer
+    from jaxinfer.server.served_model import ServedModel
 
 Phase = Literal["loading", "ready", "draining"]
-Result = TypeVar("Result")
 
 LOADING_RETRY_S = 5.0
-QUICK_BODY_BYTES = 64 * 2**10  # parsed in less than 2 ms
 MAX_KNOWN_UNKNOWNS = 256  # names of unknown fields that are remembered, so as to log each once
 
 
@@ -63,59 +54,6 @@ class Limits:
     step_timeout_s: float = 120.0  # a step that takes longer hangs
     breaker_threshold: int = 5  # failed steps in a row, then no new requests
     breaker_open_s: float = 10.0  # for so long, then one at a time
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model that is ready, and how requests reach it."""
-
-    engine: AsyncEngine
-    tokenizer: Tokenizer
-    names: tuple[str, ...]  # the first is shown
-    root: str  # what it was loaded from
-    max_model_len: int  # tokens
-    version: str  # of the weights
-    defaults: Mapping[str, Any]  # of sampling fields, from the model's generation_config
-    pool: ThreadPoolExecutor  # tokenization, never on the event loop
-    guidance: Guidance  # what compiles grammars
-    tool_format: ToolFormat | None = None  # how the model writes calls; None: it is not known
-    created: int = field(default_factory=lambda: int(time.time()))
-    grammar_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
-
-    def check_name(self, name: str | None) -> str:
-        """The name to show in the answer. Raises: ModelNotFound."""
-        if name is None:
-            return self.names[0]
-        if name not in self.names:
-            raise ModelNotFound(
-                f"the model {name[:80]!r} does not exist; this server has "
-                f"{', '.join(map(repr, self.names))}",
-                param="model",
-            )
-        return name
-
-    async def for_body(self, body: bytes, work: Callable[[], Result]) -> Result:
-        """Runs `work` on a body here if that is quick, else on a thread of the pool."""
-        return work() if len(body) <= QUICK_BODY_BYTES else await self.off_loop(work)
-
-    async def off_loop(self, work: Callable[[], Result]) -> Result:
-        """Runs tokenizer work on a thread of the pool."""
-        context = copy_context()  # so that a log line of the thread has the request's id
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.pool, context.run, work)
-
-    async def compile(self, guided: Guided, param: str) -> Constraint:
-        """On a thread of its own, so that a hard grammar holds up grammars and nothing else.
-
-        Raises: InvalidRequest naming `param`.
-        """
-        loop = asyncio.get_running_loop()
-        work = partial(self.guidance.compile, guided, param=param)
-        return await loop.run_in_executor(self.grammar_pool, work)
-
-    def close(self) -> None:
-        self.grammar_pool.shutdown(wait=False, cancel_futures=True)
-        self.pool.shutdown(wait=False, cancel_futures=True)
 
 
 class ServerState:
@@ -158,11 +96,11 @@ class ServerState:
         self.phase: Phase = "loading"
         self.progress = "starting"
         self.drain_until_s: float | None = None  # monotonic
-        self._model: ServedModel | None = None
+        self.versions = ServedVersions()
         self._unknown_fields: set[str] = set()
 
     def become_ready(self, model: ServedModel) -> None:
-        self._model = model
+        self.versions.serve(model)
         if self.phase == "loading":
             self.phase = "ready"
 
@@ -172,20 +110,26 @@ class ServerState:
 
     @property
     def model(self) -> ServedModel | None:
-        return self._model
+        """The stable one."""
+        return self.versions.stable
+
+    def note_step(self, verdict: Verdict) -> None:
+        """A step of any version was read, or has failed. Those of a canary open no breaker."""
+        if self.versions.is_stable(verdict.version):
+            self.breaker.note_step(verdict.is_good)
 
     def served(self) -> ServedModel:
         """The model, if it takes requests. Raises: Unavailable with the reason."""
         if self.phase == "draining":
             left = (self.drain_until_s or 0.0) - time.monotonic()
             raise Unavailable("the server shuts down", retry_after_s=left, code="draining")
-        if self._model is None:
+        if self.model is None:
             raise Unavailable(
                 f"the model is loading: {self.progress}",
                 retry_after_s=LOADING_RETRY_S,
                 code="loading",
             )
-        return self._model
+        return self.model
 
     def time_limits(self, asked: PriorityClass | None) -> TimeLimits:
         """Those of the server and, where it is known, of the class."""
@@ -197,7 +141,7 @@ class ServerState:
     @property
     def step_s(self) -> float:
         """Seconds that the step under way takes so far; 0.0 before there is a model."""
-        return 0.0 if self._model is None else self._model.engine.seconds_in_turn
+        return 0.0 if self.model is None else self.model.engine.seconds_in_turn
 
     def let_in(self) -> AbstractContextManager[None]:
         """Around a new request; entering raises Unavailable while steps fail or hang."""
@@ -210,9 +154,9 @@ class ServerState:
 
     def ailment(self) -> str | None:
         """Why the process should be restarted; None: it is well."""
-        if self._model is None:
+        if self.model is None:
             return None
-        engine = self._model.engine
+        engine = self.model.engine
         if not engine.is_alive:
             return "the engine thread has ended"
         if self.step_s > self.limits.step_timeout_s:

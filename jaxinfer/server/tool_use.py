@@ -18,7 +18,7 @@ from jaxinfer.server.tool_fields import NamedToolChoice, Tool, check_tools
 
 if TYPE_CHECKING:
     from jaxinfer.server.protocol import ChatRequest
-    from jaxinfer.server.state import ServedModel
+    from jaxinfer.server.served_model import ServedModel
     from jaxinfer.server.tool_calls.parser import ToolParser
 
 

@@ -75,7 +75,7 @@ def test_a_failure_that_leaves_the_pool_is_one_of_its_step(built: Built):
     """Told when it is its turn to be read: in the same call, if nothing is under way."""
     pool = built.engine.pool
     step = run_one(built, breaking(built, "sample", eats_pages=False))
-    assert (step.outputs, step.num_failed, step.num_retried) == ((), 1, 1)
+    assert (step.outputs, len(step.failed_versions), step.num_retried) == ((), 1, 1)
     assert step.rebuild_s is None
     assert built.engine.pool is pool
     assert built.engine.pool_stats().pages_used == 0
@@ -84,7 +84,7 @@ def test_a_failure_that_leaves_the_pool_is_one_of_its_step(built: Built):
 def test_a_failure_that_takes_the_pool_has_it_made_anew(built: Built):
     runner = breaking(built, "layer", eats_pages=True)
     step = run_one(built, runner)
-    assert (step.outputs, step.num_failed, step.num_retried) == ((), 1, 1)
+    assert (step.outputs, len(step.failed_versions), step.num_retried) == ((), 1, 1)
     assert step.rebuild_s is not None
     assert runner._has_pages()
     assert not any(page.any() for page in jax.tree.leaves(runner._pages))

@@ -40,7 +40,8 @@ from jaxinfer.server.edge import Edge
 from jaxinfer.server.lifecycle import bind
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.priority_classes import PriorityClasses
-from jaxinfer.server.state import Limits, ServedModel, ServerState
+from jaxinfer.server.served_model import ServedModel
+from jaxinfer.server.state import Limits, ServerState
 from jaxinfer.server.tool_calls.formats import format_for
 from jaxinfer.tokenizer import Tokenizer
 from tests.fakes import next_admitted
@@ -90,6 +91,7 @@ class CountingRunner:
         self.script: list[int] | None = None
         self.script_begins = 0  # tokens of the prompt that is answered by it
         self.num_rebuilds = 0
+        self.dropped: list[str] = []  # versions
         self._newest: dict[int, int] = {}  # seat -> the last token drawn there
         self._blanks = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)  # not said in a grammar
         for token_id in tokenizer.encode(" \t\r\n"):
@@ -130,6 +132,9 @@ class CountingRunner:
     def rebuild(self) -> None:
         self.num_rebuilds += 1
         self._newest.clear()
+
+    def drop_version(self, version: str) -> None:
+        self.dropped.append(version)
 
     def _sampled(self, batch: Batch) -> list[int]:
         """The tokens that are followed by drawn ones."""
@@ -310,7 +315,7 @@ def open_house(
         engine = AsyncEngine(
             core,
             observer=metrics,
-            on_verdict=state.breaker.note_step,
+            on_verdict=state.note_step,
             max_unread_tokens=max_unread_tokens,
             window=window,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from jaxinfer.errors import Unavailable
@@ -34,7 +36,7 @@ def test_a_draining_server_tells_the_seconds_that_are_left():
 def test_a_model_that_comes_ready_while_draining_does_not_end_the_drain():
     found = state()
     found.begin_drain(20.0)
-    found.become_ready(object())  # type: ignore[arg-type]
+    found.become_ready(SimpleNamespace(version="v1"))  # type: ignore[arg-type]
     assert found.phase == "draining"
 
 
