@@ -15,7 +15,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, below jaxinfer/
-    {"serve": "serve", "front": "__init__", "tool": "tool"},
+    {
+        "serve": "serve",
+        "front": "__init__",
+        "tool": "tool",
+        "command": "__main__ version_command version_flags version_fields version_report "
+        "admin_client",
+    },
     {"server": "server", "offline": "offline"},
     {
         "async_engine": "async_engine batch_window request_stream observer",

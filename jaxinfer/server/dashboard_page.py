@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from jaxinfer.server.replies import json_reply
 from jaxinfer.server.state import ServerState
+from jaxinfer.server.version_status import versions_report
 from jaxinfer.version import __version__
 
 FOLDER = Path(__file__).with_name("dashboard")
@@ -27,6 +28,7 @@ PARTS = {
     "chart.js": "text/javascript; charset=utf-8",
     "chat.js": "text/javascript; charset=utf-8",
     "series.js": "text/javascript; charset=utf-8",
+    "versions.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
 GRAFANA = "grafana.json"
@@ -60,7 +62,9 @@ def dashboard_routes(
 
 
 def dashboard_data(state: ServerState, *, uptime_s: float) -> dict[str, Any]:
-    """{server: what it is and how it does; metrics: see metrics_snapshot}."""
+    """{server: what it is and how it does; metrics: see metrics_snapshot; versions: those of the
+    weights, see VersionsReport}.
+    """
     model = state.model
     return {
         "server": {
@@ -73,6 +77,7 @@ def dashboard_data(state: ServerState, *, uptime_s: float) -> dict[str, Any]:
             "max_model_len": model.max_model_len if model is not None else None,
         },
         "metrics": state.metrics.snapshot(),
+        "versions": versions_report(state),
     }
 
 

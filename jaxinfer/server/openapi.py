@@ -89,6 +89,8 @@ class Operation:
     choice: type[msgspec.Struct] | None = None  # of the reply, whose own type leaves it open
     event: type[msgspec.Struct] | None = None  # of a reply that may be a stream: one choice of it
     statuses: tuple[int, ...] = ()  # beyond those that all have
+    is_accepted: bool = False  # a 202 with that reply is possible, too
+    needs_body: bool = True  # if it has one
 
 
 def document(
@@ -97,45 +99,48 @@ def document(
     *,
     open_paths: Collection[str] | None,
 ) -> Json:
-    """The document of `routes`; of each, what `operations` says of its path.
+    """The document of `routes`; of each, what `operations` says of its path, or of its method and
+    path: "GET /x".
 
     Args:
         open_paths: that need no key; None: none but those under /admin/ does.
     """
     known = [
-        (route, operations[route.path])
+        (route, method, operations[key])
         for route in routes
-        if isinstance(route, Route) and route.path in operations
+        if isinstance(route, Route)
+        for method in sorted(route.methods or ())
+        for key in (f"{method} {route.path}", route.path)
+        if method != "HEAD" and key in operations
     ]
     document: Json = {
         "openapi": "3.1.0",
         "info": {"title": "jaxinfer", "version": __version__},
         "paths": {},
         "components": {
-            "schemas": _schemas([operation for _, operation in known]),
+            "schemas": _schemas([operation for _, _, operation in known]),
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
-    for route, operation in known:
+    for route, method, operation in known:
         path = re.sub(r":\w+}", "}", route.path)
         is_admin = path.startswith(ADMIN)
         is_locked = is_admin or (open_paths is not None and path not in open_paths)
-        document["paths"][path] = {
-            method.lower(): _operation(route, operation, path, is_locked=is_locked)
-            for method in sorted(route.methods or ())
-            if method != "HEAD"
-        }
+        described = _operation(route, method, operation, path, is_locked=is_locked)
+        document["paths"].setdefault(path, {})[method.lower()] = described
     return document
 
 
-def _operation(route: Route, operation: Operation, path: str, *, is_locked: bool) -> Json:
+def _operation(
+    route: Route, method: str, operation: Operation, path: str, *, is_locked: bool
+) -> Json:
     about = inspect.getdoc(route.endpoint) or route.name
     statuses = {*_ALWAYS, *operation.statuses, *(_WITH_BODY if operation.body else ())}
     if is_locked:
         statuses |= {401, 403, 404} if path.startswith(ADMIN) else {401}
     found: Json = {
         "summary": about.splitlines()[0],
-        "operationId": re.sub(r"\W+", "_", path).strip("_"),
+        "operationId": re.sub(r"\W+", "_", f"{method.lower()} {path}").strip("_"),
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"{(\w+)}", path)
@@ -143,12 +148,13 @@ def _operation(route: Route, operation: Operation, path: str, *, is_locked: bool
         "security": [{"bearer": []}] if is_locked else [],
         "responses": {
             "200": _reply(operation),
+            **({"202": _reply(operation)} if operation.is_accepted else {}),
             **{str(status): _error(status) for status in sorted(statuses)},
         },
     }
     if operation.body is not None:
         content = {"application/json": {"schema": _ref(operation.body.__name__)}}
-        found["requestBody"] = {"required": True, "content": content}
+        found["requestBody"] = {"required": operation.needs_body, "content": content}
     return found
 
 

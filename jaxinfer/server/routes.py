@@ -51,6 +51,7 @@ from jaxinfer.server.served_model import ServedModel
 from jaxinfer.server.state import ServerState
 from jaxinfer.server.tool_fields import check_tools
 from jaxinfer.server.tool_use import check_template
+from jaxinfer.server.version_routes import VERSION_OPERATIONS, version_routes
 from jaxinfer.version import __version__
 
 # Asked for by real clients; an answer that says so beats "unknown route".
@@ -67,7 +68,7 @@ ABSENT_FEATURES: Mapping[str, str] = {
 ForTokenizer = TypeVar("ForTokenizer", TokenizeRequest, DetokenizeRequest)
 
 
-# What each route takes and gives, for openapi.py; its path and methods are the route's own.
+# What each route takes and gives, for openapi.py, by its path, or by method and path.
 OPERATIONS: Mapping[str, Operation] = {
     "/health": Operation(PhaseReply),
     "/ready": Operation(PhaseReply),
@@ -89,6 +90,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "/tokenize": Operation(Tokenized, TokenizeRequest),
     "/detokenize": Operation(Detokenized, DetokenizeRequest),
     **ADMIN_OPERATIONS,
+    **VERSION_OPERATIONS,
 }
 
 
@@ -113,6 +115,7 @@ def routes(state: ServerState, edge: Edge) -> list[BaseRoute]:
         Route("/detokenize", rest.detokenize, methods=["POST"]),
         *dashboard_routes(state),
         *admin_routes(state),
+        *version_routes(state),
         *absent,
     ]
     open_paths = open_paths_of(edge) if state.api_keys else None

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jaxinfer.server.dashboard_page import CONTENT_SECURITY_POLICY, FOLDER, PAGE, PARTS
+from jaxinfer.server.version_status import DecisionCard, EvidenceCard, RolloutCard, VersionCard
 from tests.server.house import MODEL, House, open_house
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_nothing_inline():
 
 def test_scripts_import_only_files_that_are_served():
     imported = {n for text in SCRIPTS.values() for n in re.findall(r'from "\./(.*?)"', text)}
-    assert imported == {"chart.js", "chat.js", "series.js"}
+    assert imported == {"chart.js", "chat.js", "series.js", "versions.js"}
     for text in SCRIPTS.values():
         assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(", text)
         assert not re.search(r"localStorage|sessionStorage|document\.cookie", text)
@@ -92,6 +93,23 @@ def test_data_is_what_the_exposition_says():
         assert server["models"] == [MODEL]
         assert (server["phase"], server["ailment"]) == ("ready", None)
         assert 0 <= server["uptime_s"] < 60
+
+
+def test_the_panel_of_versions_reads_what_the_report_has():
+    script = SCRIPTS["versions.js"]
+    cards = set(re.findall(r"\bcard\.(\w+)", script))
+    assert len(cards) > 8
+    assert cards <= set(VersionCard.__struct_fields__)
+    (signal,) = re.findall(r"function barOf\(\{(.*?)\}\)", script)
+    assert names_of(signal) <= set(EvidenceCard.__struct_fields__)
+    (line,) = re.findall(r"function lineOf\(\{(.*?)\}\)", script)
+    assert names_of(line) <= set(DecisionCard.__struct_fields__)
+    (stand,) = re.findall(r"const \{(.*?)\} = rollout;", script)
+    assert names_of(stand) <= set(RolloutCard.__struct_fields__)
+
+
+def names_of(destructured: str) -> set[str]:
+    return {part.split(":")[0].strip() for part in destructured.split(",")}
 
 
 def test_while_loading_there_is_data_that_says_so():

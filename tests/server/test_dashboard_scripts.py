@@ -44,12 +44,17 @@ def test_numbers_of_the_page():
         "s.formatNumber(12345.6)",
         "s.formatDuration(93784)",
         "s.sum({a: 1, b: 2})",
+        "s.partOfThreshold(0.5, 100)",
+        "s.partOfThreshold(10, 100)",
+        "s.partOfThreshold(1000, 100)",
+        "s.partOfThreshold(1, 1)",  # one request whose logits were not numbers is enough
     )
     assert found == [
         *(1, 1.625, 5, None),
         *("4.2 ms", "250 ms", "12.3 s"),
         *("2 KiB", "5 MiB", "2.5 GiB"),
         *("38 %", "–", "12,346", "1 d 2 h", 3),
+        *(0, 0.5, 1, 1),
     ]
 
 

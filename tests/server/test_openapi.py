@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import hypothesis
 import pytest
@@ -24,6 +24,7 @@ from jaxinfer.server.edge import Edge
 from jaxinfer.server.openapi import RANGES
 from jaxinfer.server.routes import ABSENT_FEATURES, OPERATIONS, routes
 from tests.server.house import House, open_house
+from tests.server.scripted_rollouts import ScriptedRollouts
 
 KEYS = {"Authorization": "Bearer boss"}
 CHECKS = [
@@ -43,6 +44,7 @@ SLOW_TO_DRAW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.d
 @pytest.fixture(scope="module")
 def locked() -> Iterator[House]:
     with open_house(api_keys=("user",), edge=Edge(admin_keys=("boss",))) as house:
+        house.state.rollouts = cast(Any, ScriptedRollouts())
         yield house
 
 
@@ -55,8 +57,18 @@ def test_every_route_is_described(locked: House, published: dict[str, Any]):
     paths = {route.path for route in routes(locked.state, Edge()) if isinstance(route, Route)}
     pages = {r.path for r in dashboard_routes(locked.state) if isinstance(r, Route)}
     left_out = {*ABSENT_FEATURES, "/openapi.json", *pages}
-    assert set(OPERATIONS) == paths - left_out
-    assert {path.replace(":path", "") for path in OPERATIONS} == set(published["paths"])
+    described = {key.rpartition(" ")[2] for key in OPERATIONS}
+    assert described == paths - left_out
+    assert {path.replace(":path", "") for path in described} == set(published["paths"])
+
+
+def test_a_path_of_several_methods_has_an_operation_for_each(published: dict[str, Any]):
+    operations = published["paths"]["/admin/versions"]
+    assert set(operations) == {"get", "post"}
+    assert "requestBody" not in operations["get"]
+    assert {"200", "202", "409"} <= set(operations["post"]["responses"])
+    ids = [o["operationId"] for path in published["paths"].values() for o in path.values()]
+    assert len(ids) == len(set(ids))
 
 
 def test_a_key_is_asked_for_where_the_server_asks(house: House, published: dict[str, Any]):

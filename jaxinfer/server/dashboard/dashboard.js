@@ -5,6 +5,7 @@ import { Chat } from "./chat.js";
 import {
   formatBytes, formatDuration, formatNumber, formatSeconds, formatShare, History, quantile, RECENT_S, share, sum,
 } from "./series.js";
+import { showVersions } from "./versions.js";
 
 const EVERY_MS = 1000;
 const AWAY_MS = 4000; // between two tries while nobody answers
@@ -102,7 +103,7 @@ function again(wait) {
   timer = document.hidden ? null : setTimeout(poll, wait);
 }
 
-function show({ server, metrics }) {
+function show({ server, metrics, versions }) {
   byId("key-form").hidden = true;
   if (history.last && server.uptime_s <= history.last.time) history.clear(); // it was restarted
   history.push(server.uptime_s, read(metrics, server.uptime_s));
@@ -113,6 +114,7 @@ function show({ server, metrics }) {
   charts.prompts.draw(metrics.request_prompt_tokens);
   charts.outputs.draw(metrics.request_generation_tokens);
   showNotes(metrics);
+  showVersions(versions);
   chat.update(server.phase === "ready" && !server.ailment, server.models[0] ?? null);
 }
 

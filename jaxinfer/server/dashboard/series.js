@@ -55,6 +55,11 @@ export function share(part, whole) {
   return whole > 0 ? part / whole : null;
 }
 
+/** How far an e-value has come to its threshold, 0 to 1, by their logarithms. */
+export function partOfThreshold(eValue, threshold) {
+  return eValue >= threshold ? 1 : Math.log(Math.max(eValue, 1)) / Math.log(threshold);
+}
+
 export function formatSeconds(value) {
   if (value === null) return "–";
   if (value === 0) return "0 ms";

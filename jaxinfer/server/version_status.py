@@ -1,0 +1,103 @@
+"""The versions of a server as operators see them: over HTTP, on the dashboard, in a terminal.
+
+One report of what `Rollouts` says and of what each version was counted to do.
+
+No HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from jaxinfer.server.state import ServerState
+
+
+class VersionCard(Struct):
+    """Counts and means since it is here."""
+
+    version: str  # content hash
+    role: str  # stable, canary, standby, loading or leaving
+    root: str  # what it was loaded from
+    share: float  # of the calls that name no version
+    open_calls: int
+    requests: int  # choices that have ended
+    errors: int  # of them, by an error of ours
+    ttft_s: float | None  # mean, from arrival to the first token
+    tokens_per_s: float | None  # of one stream: tokens after the first, per second
+    bytes: int | None  # of its weights
+    progress: str | None  # what is being done, while it loads
+    lines: list[str]  # its format and what that costs
+
+
+class EvidenceCard(Struct):
+    """The canary is rolled back when `e_value` reaches `threshold`."""
+
+    name: str
+    unit: str  # of canary and stable
+    e_value: float
+    threshold: float
+    num_observations: int
+    canary: float | None
+    stable: float | None
+
+
+class DecisionCard(Struct):
+    at: float  # seconds since 1970
+    kind: str
+    by: str
+    reason: str
+    numbers: dict[str, float | int | str]
+    version: str | None = None
+
+
+class RolloutCard(Struct):
+    """The last one."""
+
+    version: str | None  # None: not known yet
+    phase: str  # loading, canary, promoted, rolled_back or failed
+    stage: int  # from 0
+    num_stages: int
+    share: float
+    reason: str
+    plan: dict[str, Any]
+    evidence: list[EvidenceCard]
+
+
+class VersionsReport(Struct):
+    stable: str | None
+    versions: list[VersionCard]
+    rollout: RolloutCard | None
+    decisions: list[DecisionCard]  # the last ones of this process, oldest first
+    pause: str | None  # why new calls wait
+    before_this_start: dict[str, Any] | None  # what was under way when the last process ended
+
+
+def versions_report(state: ServerState) -> VersionsReport:
+    """In every phase of the server; before it is ready there is no version."""
+    if state.rollouts is None:
+        return VersionsReport(None, [], None, [], None, None)
+    status = state.rollouts.status()
+    counted = {row["version"]: row for row in state.metrics.by_version()}
+    cards = [_card(v, counted.get(v["version"], {})) for v in status["versions"]]
+    rollout: Mapping[str, Any] | None = status["rollout"]
+    if rollout is not None:
+        rollout = {**rollout, "num_stages": len(rollout["plan"]["stages"])}
+    return msgspec.convert({**status, "versions": cards, "rollout": rollout}, VersionsReport)
+
+
+def _card(version: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any]:
+    ended: Mapping[str, int] = counted.get("ended", {})
+    first = counted.get("time_to_first_token_seconds", {})
+    gap = counted.get("inter_token_latency_seconds", {})
+    return {
+        **version,
+        "open_calls": version["calls"],
+        "requests": sum(ended.values()),
+        "errors": ended.get("error", 0),
+        "ttft_s": first["sum"] / first["count"] if first.get("count") else None,
+        "tokens_per_s": gap["count"] / gap["sum"] if gap.get("sum") else None,
+    }
