@@ -64,7 +64,7 @@ function barOf({ name, unit, e_value: value, threshold, canary, stable }) {
   bar.appendChild(element("div", "")).style.width = `${100 * part}%`;
   const means = [canary, stable].filter((mean) => mean !== null).map((mean) => Number(mean.toPrecision(3)));
   item.title = means.length ? `${means.join(" beside ")} ${unit}` : "nothing to compare yet";
-  item.append(element("span", name.replaceAll("_", " ")), bar, element("span", `${formatNumber(value)} of ${formatNumber(threshold)}`));
+  item.append(element("span", name.replaceAll("_", " ")), bar, element("span", `${short(value)} of ${short(threshold)}`));
   return item;
 }
 
@@ -74,6 +74,10 @@ function lineOf({ at, kind, by, reason }) {
   when.dateTime = new Date(at * 1000).toISOString();
   item.append(when, element("b", `${kind.replaceAll("_", " ")} by ${by}`), element("span", reason));
   return item;
+}
+
+function short(eValue) {
+  return eValue < 1e5 ? formatNumber(eValue) : eValue.toExponential(0);
 }
 
 function shown(version) {
