@@ -67,7 +67,7 @@ class RequestSignals:
 
     def _note_outcome(self, finish: FinishReason, *, is_canary: bool) -> None:
         if is_canary:
-            self._failing.see(finish is FinishReason.ERROR, 0.0)
+            self._failing.see(finish is FinishReason.ERROR)
             self._failing.bet(finish is FinishReason.ERROR)
         pair = self._outcomes.note(finish, is_canary=is_canary)
         if pair is None:

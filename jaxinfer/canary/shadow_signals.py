@@ -37,8 +37,8 @@ class ShadowSignals:
         if not facts.num_tokens:
             return
         if self._kl and self._max_kl:
-            self._kl.see(facts.kl, 0.0)
+            self._kl.see(facts.kl)
             self._kl.bet(scaled(facts.kl, 0.0, KL_RANGE * self._max_kl))
         if self._nll:
-            self._nll.see(facts.nll_increase, 0.0)
+            self._nll.see(facts.nll_increase)
             self._nll.bet(scaled(facts.nll_increase, NLL_LOW, NLL_HIGH))

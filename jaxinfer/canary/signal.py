@@ -22,7 +22,7 @@ class Evidence:
     threshold: float  # a sound canary ever reaches it with a chance of at most 1 / threshold
     num_observations: int  # canary beside stable
     canary: float | None  # mean of those observations; None: there is none
-    stable: float | None
+    stable: float | None  # None, too, where the canary's says how it is beside the stable version
 
     @property
     def is_alarm(self) -> bool:
@@ -55,13 +55,15 @@ class Signal:
         self._below = Bets(m0) if is_two_sided else None
         self._shown = shown
         self._num_observations = 0
-        self._canary_sum = self._stable_sum = 0.0
+        self._canary_sum = 0.0
+        self._stable_sum: float | None = None
 
-    def see(self, canary: float, stable: float) -> None:
+    def see(self, canary: float, stable: float | None = None) -> None:
         """What people are shown the mean of."""
         self._num_observations += 1
         self._canary_sum += canary
-        self._stable_sum += stable
+        if stable is not None:
+            self._stable_sum = (self._stable_sum or 0.0) + stable
 
     def bet(self, x: float) -> None:
         """What the test is told, within 0..1; many things seen may be worth no bet."""
@@ -80,7 +82,7 @@ class Signal:
     def evidence(self) -> Evidence:
         n = self._num_observations
         canary = self._shown(self._canary_sum / n) if n else None
-        stable = self._shown(self._stable_sum / n) if n else None
+        stable = None if self._stable_sum is None else self._shown(self._stable_sum / n)
         return Evidence(self.name, self._unit, self.e_value, self.threshold, n, canary, stable)
 
 

@@ -40,7 +40,7 @@ class StepSignals:
         if pair is None or self._time is None:
             return
         ratio = max(pair.canary, LEAST_S) / max(pair.stable, LEAST_S)
-        self._time.see(math.log(ratio), 0.0)
+        self._time.see(math.log(ratio))
         self._time.bet(ratio > self._factor)
 
     def note_failed(self, now: float, *, is_canary: bool) -> None:
