@@ -28,7 +28,7 @@ from jaxinfer.stats import StepStats
 __all__ = ("Decision", "Evidence", "Guard", "Phase", "Rollout", "RolloutPlan", "Stage", "place_of")
 
 
-Kind = Literal["begin", "advance", "stay", "promote", "roll_back", "fail"]
+Kind = Literal["load", "begin", "advance", "stay", "promote", "roll_back", "fail"]
 By = Literal["plan", "signal", "operator", "loading"]
 
 
@@ -100,6 +100,7 @@ class Rollout:
         self._num_requests = 0  # of the canary that ended, without those that a client ended
         self._num_stage_requests = 0  # of these since the stage began
         self._has_stable = True
+        self._decide("load", "operator", "a new version is being loaded", now)
 
     @property
     def phase(self) -> Phase:

@@ -8,12 +8,13 @@ A record has any keys; `last_state` reads `phase`, `stable`, `canary` and `share
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from jaxinfer.rollout import Decision, Phase, Rollout
 
@@ -59,9 +60,7 @@ class RolloutLog:
         self._rotate(len(line))
         is_new = not self.path.exists()
         with self.path.open("ab+") as file:
-            if _is_torn(file.fileno()):
-                line = b"\n" + line
-            file.write(line)
+            file.write(b"\n" + line if _is_torn(file) else line)
             file.flush()
             os.fsync(file.fileno())
         if is_new:
@@ -135,16 +134,19 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return cast(dict[str, Any], record) if isinstance(record, dict) else None
 
 
-def _is_torn(descriptor: int) -> bool:
+def _is_torn(file: BinaryIO) -> bool:
     """Whether the last line has no end."""
-    size = os.fstat(descriptor).st_size
-    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
 
 
 def _sync_folder(folder: Path) -> None:
-    """So that the name of a new file outlives a loss of power, where a folder can be opened."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """So that the name of a new file outlives a loss of power, where the system can do it."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

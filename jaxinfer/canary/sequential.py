@@ -8,7 +8,8 @@ however often one looks (Ville's inequality).
 
 Half of the money is bet from the first observation on, the rest bit by bit later: 1 / (t * (t + 1))
 of it from observation t on. So a version that turns bad after a good while is found, too; without
-it, the good while would have eaten the fortune. It also keeps the numbers away from 0.
+it, the good while would have eaten the fortune. No fortune comes near 0, so no logarithms are needed;
+infinity is a large number like others.
 
 From: Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting",
 arXiv:2010.09686. Pure: no clock, no chance.
@@ -16,10 +17,7 @@ arXiv:2010.09686. Pure: no clock, no chance.
 
 from __future__ import annotations
 
-import math
-
 FRACTIONS = (0.03, 0.1, 0.25, 0.55, 0.98)  # of the largest bet, 1 / m0; small for small effects
-MAX_FORTUNE = 1e300  # far above each threshold, below what a float holds
 
 
 class Bets:
@@ -34,7 +32,7 @@ class Bets:
             raise ValueError(f"a mean to bet against is within 0..1, not {m0}")
         self._m0 = m0
         self._bets = tuple(fraction / m0 for fraction in FRACTIONS)
-        self._fortunes = [0.0] * len(FRACTIONS)  # what has been put into each bet
+        self._fortunes = [0.0] * len(FRACTIONS)  # of what has been put into each bet
         self._num_observations = 0
 
     def note(self, x: float) -> None:
@@ -43,12 +41,12 @@ class Bets:
         added = 1.0 / (self._num_observations * (self._num_observations + 1))
         gain = min(max(x, 0.0), 1.0) - self._m0
         self._fortunes = [
-            min((fortune + added) * (1.0 + bet * gain), MAX_FORTUNE)
+            (fortune + added) * (1.0 + bet * gain)
             for fortune, bet in zip(self._fortunes, self._bets, strict=True)
         ]
 
     @property
     def e_value(self) -> float:
-        """Mean of the fortunes, and the money that is not bet yet; 1 at first."""
+        """Mean of the fortunes, with the money that is not bet yet; 1 at first."""
         reserve = 1.0 / (self._num_observations + 1)
-        return reserve + math.fsum(self._fortunes) / len(self._fortunes)
+        return reserve + sum(self._fortunes) / len(self._fortunes)

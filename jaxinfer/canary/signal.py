@@ -66,11 +66,13 @@ class Signal:
             self._stable_sum = (self._stable_sum or 0.0) + stable
 
     def bet(self, x: float) -> None:
-        """What the test is told, within 0..1; many things seen may be worth no bet."""
+        """What the test is told, within 0..1; not all that is seen need be worth a bet."""
+        if self.is_alarm:
+            return
         self._above.note(x)
         if self._below:
             self._below.note(1.0 - x)
-        self.is_alarm = self.is_alarm or self.e_value >= self.threshold
+        self.is_alarm = self.e_value >= self.threshold
 
     @property
     def e_value(self) -> float:
