@@ -238,6 +238,7 @@ class Rollout:
         self._stage = stage
         self._stage_began_s = now
         self._num_stage_requests = 0
+        self._signals.begin_stage(now)
 
     def _end(
         self,

@@ -27,7 +27,7 @@ class Traffic:
     """What the server is told to do."""
 
     requests_per_s: float = 2.0  # of both versions together
-    steps_per_request: float = 4.0  # of the canary, a few of those that a request needs
+    steps_per_request: float = 2.0  # of the canary, a few of those that a request needs
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ ours but plain data.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -38,6 +39,10 @@ class Pairing(Generic[T]):
         self._waiting.append(seen)
         return None
 
+    def forget(self) -> None:
+        """Nobody waits any more."""
+        self._waiting.clear()
+
 
 class _Step(NamedTuple):
     is_canary: bool
@@ -45,24 +50,35 @@ class _Step(NamedTuple):
     at_s: float
 
 
-class StepPairing:
-    """Steps of the same kind and bucket, of which both or neither came after the other version's.
+class _Like(NamedTuple):
+    """What two steps that are compared have in common."""
 
-    A step after one of other weights finds other weights in the caches, and of a canary with a
-    small share nearly all do. Neighbours are paired, stable first or canary first as it comes: on
+    kind: Literal["prefill", "decode"]
+    bucket: int  # tokens
+    work: int  # class of real rows or tokens
+    is_after_other: bool
+
+
+class StepPairing:
+    """Steps of the same kind, bucket and work, of which both or neither followed other weights.
+
+    In the same bucket, a step with fewer real rows attends to less, and the version with the
+    smaller share has fewer. A step after one of other weights finds those in the caches, as nearly
+    all of a canary with a small share do. Neighbours are paired, stable first or canary first as it comes: on
     a machine whose speed wanders, a difference of neighbours is followed by its opposite sooner
     than by its like, so that a run of pairs says no more than one of independent pairs.
     """
 
     def __init__(self):
-        self._pending: dict[tuple[Literal["prefill", "decode"], int, bool], _Step] = {}
+        self._pending: dict[_Like, _Step] = {}
         self._last_is_canary: bool | None = None
 
     def note(self, stats: StepStats, now: float, *, is_canary: bool) -> Pair[float] | None:
         """Returns: the seconds of two steps, when there is a pair."""
         is_after_other = self._last_is_canary is (not is_canary)
         self._last_is_canary = is_canary
-        key = (stats.kind, stats.num_padded_tokens, is_after_other)
+        work = _size_class(stats.num_seqs if stats.kind == "decode" else stats.num_tokens)
+        key = _Like(stats.kind, stats.num_padded_tokens, work, is_after_other)
         step = _Step(is_canary, stats.duration_s, now)
         other = self._pending.pop(key, None)
         if other and other.is_canary != is_canary and now - other.at_s <= MAX_APART_S:
@@ -70,3 +86,8 @@ class StepPairing:
             return Pair(canary.duration_s, stable.duration_s)
         self._pending[key] = step
         return None
+
+
+def _size_class(num: int) -> int:
+    """Of sizes that differ by less than about 9 %; small ones have a class each."""
+    return num if num < 12 else round(8.0 * math.log2(num))

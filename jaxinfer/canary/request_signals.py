@@ -1,8 +1,13 @@
 """How the requests of a canary end, beside those of the stable version.
 
 Each is compared with one of the stable version that ended about then. Who got which version was
-drawn by a hash, so that under the null either of a pair could have been the canary's. What a client
-ended is left out.
+drawn by a hash, so that under the null either of a pair could have been the canary's; for that,
+
+- requests that began before the stage are left out, of both versions: at first only short ones of
+  the canary's have ended, but long ones of the other's, too;
+- a key that chose the version counts once per stage where answers are judged: the hash drew users
+  and conversations, not their requests, and one with a habit of its own is one observation;
+- what a client ended is left out.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from jaxinfer.scheduling.request import FinishReason
 MAX_FAILING = 0.4  # share of its requests that may fail, whatever the stable version does
 MAX_DEADLINE_INCREASE = 0.1  # of the share of requests that end at their deadline
 INCIDENT_S = 0.05  # failures of the canary that are nearer to each other count as one
+MAX_KEYS = 4096  # of a stage that are remembered; beyond, the first of them may count again
 ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -46,13 +52,21 @@ class RequestSignals:
             self._cut = Signal("cut_answers", "share", 0.5 + guard.max_cut_increase / 2)
         self._outcomes = Pairing[FinishReason]()
         self._answers = Pairing[RequestFacts]()
-        self._last_failed_s = -math.inf
+        self._last_failed_s = self._since_s = -math.inf
+        self._keys: dict[str, None] = {}  # that have been counted, oldest first
 
     @property
     def all(self) -> tuple[Signal, ...]:
         found = (self._failed, self._failing, self._deadlines)
         quality = (self._length, self._repetition, self._cut)
         return found + tuple(signal for signal in quality if signal)
+
+    def begin_stage(self, now: float) -> None:
+        """Other keys than before may get the canary."""
+        self._since_s = now
+        self._keys.clear()
+        self._outcomes.forget()
+        self._answers.forget()
 
     def note(self, facts: RequestFacts, now: float, *, is_canary: bool) -> None:
         if facts.finish is FinishReason.ABORT:
@@ -61,14 +75,27 @@ class RequestSignals:
             if now - self._last_failed_s < INCIDENT_S:
                 return
             self._last_failed_s = now
+        if is_canary:
+            self._failing.see(facts.finish is FinishReason.ERROR)
+            self._failing.bet(facts.finish is FinishReason.ERROR)
+        if facts.e2e_s is not None and now - facts.e2e_s < self._since_s:
+            return
         self._note_outcome(facts.finish, is_canary=is_canary)
-        if facts.finish in ANSWERED:
+        if facts.finish in ANSWERED and self._is_new(facts.key):
             self._note_answer(facts, is_canary=is_canary)
 
+    def _is_new(self, key: str) -> bool:
+        """Whether it has not been counted in this stage."""
+        if not key:
+            return True
+        if key in self._keys:
+            return False
+        if len(self._keys) >= MAX_KEYS:
+            del self._keys[next(iter(self._keys))]
+        self._keys[key] = None
+        return True
+
     def _note_outcome(self, finish: FinishReason, *, is_canary: bool) -> None:
-        if is_canary:
-            self._failing.see(finish is FinishReason.ERROR)
-            self._failing.bet(finish is FinishReason.ERROR)
         pair = self._outcomes.note(finish, is_canary=is_canary)
         if pair is None:
             return

@@ -8,8 +8,8 @@ however often one looks (Ville's inequality).
 
 Half of the money is bet from the first observation on, the rest bit by bit later: 1 / (t * (t + 1))
 of it from observation t on. So a version that turns bad after a good while is found, too; without
-it, the good while would have eaten the fortune. No fortune comes near 0, so no logarithms are needed;
-infinity is a large number like others.
+it, the good while would have eaten the fortune. So no fortune comes near 0, and no logarithms are
+needed; infinity is a large number like others.
 
 From: Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting",
 arXiv:2010.09686. Pure: no clock, no chance.

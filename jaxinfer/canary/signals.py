@@ -37,6 +37,10 @@ class Signals:
         for signal in signals:
             signal.threshold = len(signals) / guard.false_alarm_rate
 
+    def begin_stage(self, now: float) -> None:
+        """The canary's share of the keys is another from now on."""
+        self._requests.begin_stage(now)
+
     def note_request(self, facts: RequestFacts, now: float, *, is_canary: bool) -> Evidence | None:
         if is_canary:
             self._num_requests += 1
