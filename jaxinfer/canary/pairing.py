@@ -64,9 +64,11 @@ class StepPairing:
 
     In the same bucket, a step with fewer real rows attends to less, and the version with the
     smaller share has fewer. A step after one of other weights finds those in the caches, as nearly
-    all of a canary with a small share do. Neighbours are paired, stable first or canary first as it comes: on
-    a machine whose speed wanders, a difference of neighbours is followed by its opposite sooner
-    than by its like, so that a run of pairs says no more than one of independent pairs.
+    all of a canary with a small share do.
+
+    Neighbours are paired, stable first or canary first as it comes: on a machine whose speed
+    wanders, a difference of neighbours is followed by its opposite sooner than by its like, so that
+    a run of pairs says no more than one of independent pairs.
     """
 
     def __init__(self):

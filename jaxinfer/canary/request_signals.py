@@ -23,7 +23,7 @@ from jaxinfer.scheduling.request import FinishReason
 MAX_FAILING = 0.4  # share of its requests that may fail, whatever the stable version does
 MAX_DEADLINE_INCREASE = 0.1  # of the share of requests that end at their deadline
 INCIDENT_S = 0.05  # failures of the canary that are nearer to each other count as one
-MAX_KEYS = 4096  # of a stage that are remembered; beyond, the first of them may count again
+MAX_KEYS = 4096  # of a version and stage that are remembered; beyond, the first may count again
 ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -53,7 +53,7 @@ class RequestSignals:
         self._outcomes = Pairing[FinishReason]()
         self._answers = Pairing[RequestFacts]()
         self._last_failed_s = self._since_s = -math.inf
-        self._keys: dict[str, None] = {}  # that have been counted, oldest first
+        self._counted: dict[bool, dict[str, None]] = {True: {}, False: {}}  # keys, oldest first
 
     @property
     def all(self) -> tuple[Signal, ...]:
@@ -64,7 +64,7 @@ class RequestSignals:
     def begin_stage(self, now: float) -> None:
         """Other keys than before may get the canary."""
         self._since_s = now
-        self._keys.clear()
+        self._counted = {True: {}, False: {}}
         self._outcomes.forget()
         self._answers.forget()
 
@@ -81,19 +81,8 @@ class RequestSignals:
         if facts.e2e_s is not None and now - facts.e2e_s < self._since_s:
             return
         self._note_outcome(facts.finish, is_canary=is_canary)
-        if facts.finish in ANSWERED and self._is_new(facts.key):
+        if facts.finish in ANSWERED and _is_new(facts.key, self._counted[is_canary]):
             self._note_answer(facts, is_canary=is_canary)
-
-    def _is_new(self, key: str) -> bool:
-        """Whether it has not been counted in this stage."""
-        if not key:
-            return True
-        if key in self._keys:
-            return False
-        if len(self._keys) >= MAX_KEYS:
-            del self._keys[next(iter(self._keys))]
-        self._keys[key] = None
-        return True
 
     def _note_outcome(self, finish: FinishReason, *, is_canary: bool) -> None:
         pair = self._outcomes.note(finish, is_canary=is_canary)
@@ -122,3 +111,15 @@ class RequestSignals:
             cut = [answer.finish is FinishReason.LENGTH for answer in pair]
             self._cut.see(*cut)
             self._cut.bet(difference(*cut))
+
+
+def _is_new(key: str, counted: dict[str, None]) -> bool:
+    """Whether it is not among them; it is then."""
+    if not key:
+        return True
+    if key in counted:
+        return False
+    if len(counted) >= MAX_KEYS:
+        del counted[next(iter(counted))]
+    counted[key] = None
+    return True
