@@ -254,6 +254,11 @@ class Engine:
         return bool(self._choices)
 
     @property
+    def is_still(self) -> bool:
+        """Whether nothing lives, no step is under way, and all has been told."""
+        return not (self._choices or self._flights or self._late)
+
+    @property
     def pool(self) -> PagePool:
         """The pages of now: another pool after a rebuild."""
         return self._scheduler.pool

@@ -25,7 +25,7 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
     {"server": "server", "offline": "offline"},
     {
         "async_engine": "async_engine batch_window request_stream observer",
-        "rollout": "rollout canary",
+        "rollout": "rollout rollout_log canary",
         "build": "build",
         "quantization": "quantization",
     },

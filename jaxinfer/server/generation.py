@@ -73,6 +73,7 @@ class GenerationEndpoint(ABC):
             if body is None:
                 permit.release("left")
                 return
+            await self._state.door.go_through()
             served = self._state.served()
             plan = await served.for_body(body, lambda: self._plan(served, body, head))
             note(priority_class=plan.priority_class.name)

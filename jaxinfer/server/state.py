@@ -15,6 +15,7 @@ from jaxinfer.config import Truncate
 from jaxinfer.errors import Unavailable
 from jaxinfer.server.admission import Admission
 from jaxinfer.server.circuit_breaker import CircuitBreaker
+from jaxinfer.server.door import Door
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.open_calls import OpenCalls
 from jaxinfer.server.priority_class import PriorityClass
@@ -24,6 +25,7 @@ from jaxinfer.server.time_limits import TimeLimits
 from jaxinfer.stats import Verdict
 
 if TYPE_CHECKING:
+    from jaxinfer.server.rollouts import Rollouts
     from jaxinfer.server.served_model import ServedModel
 
 Phase = Literal["loading", "ready", "draining"]
@@ -97,6 +99,8 @@ class ServerState:
         self.progress = "starting"
         self.drain_until_s: float | None = None  # monotonic
         self.versions = ServedVersions()
+        self.door = Door()
+        self.rollouts: Rollouts | None = None  # None before the server is ready
         self._unknown_fields: set[str] = set()
 
     def become_ready(self, model: ServedModel) -> None:
@@ -157,6 +161,8 @@ class ServerState:
         if self.model is None:
             return None
         engine = self.model.engine
+        if self.door.fault is not None:
+            return self.door.fault
         if not engine.is_alive:
             return "the engine thread has ended"
         if self.step_s > self.limits.step_timeout_s:
