@@ -154,7 +154,7 @@ class _VersionCommand:
             found = [card["version"] for card in report["versions"] if card["role"] == role]
         else:
             found = [report["rollout"]["version"]] if report["rollout"] else []
-        if len(found) == 1 and found[0] is not None:
+        if len(found) == 1:
             return found[0]
         raise ConfigError(
             f"expected the beginning of one version's name; got {given!r}, there is "

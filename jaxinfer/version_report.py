@@ -42,7 +42,7 @@ def state_line(report: Json) -> str:
     rollout = report["rollout"]
     if rollout is None:
         return "no rollout since the start"
-    text = f"{rollout['version'] or 'a version'}: {rollout['phase'].replace('_', ' ')}"
+    text = f"{rollout['version']}: {rollout['phase'].replace('_', ' ')}"
     if rollout["phase"] == "loading":
         doing = [c["progress"] for c in report["versions"] if c["role"] == "loading"]
         return ": ".join([text, *filter(None, doing)])
@@ -54,11 +54,11 @@ def state_line(report: Json) -> str:
 
 
 def decision_line(decision: Json) -> str:
-    """When, what, by whom, why, and the numbers behind it."""
-    when = datetime.fromtimestamp(decision["at"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    """When, which, what, by whom, why, and the numbers behind it."""
+    when = datetime.fromisoformat(decision["at"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     numbers = " ".join(f"{name}={_short(value)}" for name, value in decision["numbers"].items())
     what = decision["kind"].replace("_", " ")
-    line = f"{when} {what} by {decision['by']}: {decision['reason']}"
+    line = f"{when} {decision['version']}: {what} by {decision['by']}: {decision['reason']}"
     return f"{line} ({numbers})" if numbers else line
 
 
@@ -66,14 +66,14 @@ class News:
     """What a report says that the one before did not."""
 
     def __init__(self) -> None:
-        self._latest: float | None = None  # of the decisions, seconds since 1970
+        self._latest: str | None = None  # time of a decision, which sorts as text
         self._state = ""
 
     def lines(self, report: Json) -> Iterator[str]:
         """Decisions that came since; at first only how the rollout stands."""
         if self._latest is not None:
             yield from (decision_line(d) for d in report["decisions"] if d["at"] > self._latest)
-        self._latest = max((d["at"] for d in report["decisions"]), default=self._latest or 0.0)
+        self._latest = max((d["at"] for d in report["decisions"]), default=self._latest or "")
         state = state_line(report)
         if state != self._state:
             self._state = state
@@ -108,19 +108,20 @@ def _evidence_lines(evidence: Sequence[Json]) -> Iterator[str]:
     """A full bar rolls it back."""
     width = max((len(signal["name"]) for signal in evidence), default=0)
     for signal in evidence:
-        filled = round(BAR_CELLS * part_of_threshold(signal))
+        threshold = math.inf if signal["threshold"] is None else signal["threshold"]
+        filled = round(BAR_CELLS * part_of(signal["e_value"], threshold))
         bar = "#" * filled + "." * (BAR_CELLS - filled)
         yield (
             f"  {signal['name']:{width}}  {bar}  e-value {signal['e_value']:.3g} "
-            f"of {signal['threshold']:.3g}{_means(signal)}"
+            f"of {threshold:.3g}{_means(signal)}"
         )
 
 
-def part_of_threshold(signal: Json) -> float:
-    """Logarithm of the e-value by that of its threshold, within 0..1."""
-    if signal["e_value"] >= signal["threshold"]:
+def part_of(e_value: float, threshold: float) -> float:
+    """Of its way to the threshold, by logarithms, within 0..1."""
+    if e_value >= threshold:
         return 1.0
-    return math.log(max(signal["e_value"], 1.0)) / math.log(signal["threshold"])
+    return math.log(max(e_value, 1.0)) / math.log(threshold)
 
 
 def _means(signal: Json) -> str:

@@ -60,20 +60,18 @@ def test_the_list_is_a_table_with_the_evidence_and_the_decisions(
         "canary",
         evidence=[{**signal, "e_value": 10.0, "threshold": 100.0, "canary": 0.25, "stable": 0.0}],
     )
-    rollouts.decisions = [decision(1000.0, "begin", "it is loaded", share=0.1)]
+    rollouts.decisions = [decision(10, "begin", "it is loaded", share=0.1)]
     code, out, err = command(locked, "list")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].split() == (
-        ["VERSION", "ROLE", "SHARE", "REQUESTS", "ERRORS"]
-        + ["FIRST", "TOKEN", "TOKENS/S", "OPEN", "FROM"]
-    )
+    heads = "VERSION ROLE SHARE REQUESTS ERRORS FIRST TOKEN TOKENS/S OPEN FROM"
+    assert lines[0].split() == heads.split()
     assert lines[1].split() == ["v1abc", "stable", "90", "%", "0", "0", *"--0", "models/v1abc"]
     assert lines[2].split() == ["v2", "canary", "10", "%", "0", "0", *"--3", "models/v2"]
     assert lines[4] == "v2: canary at 10 %"
     bar = "##########.........."  # log 10 is half of log 100
     assert lines[5] == (f"  failed_requests  {bar}  e-value 10 of 100; 0.25 beside 0 share over 12")
-    assert lines[7].endswith("begin by operator: it is loaded (share=0.1)")
+    assert lines[7].endswith("v2: begin by operator: it is loaded (share=0.1)")
 
 
 def test_load_sends_what_was_typed(locked: House, rollouts: ScriptedRollouts, tmp_path: Path):
@@ -115,11 +113,11 @@ def test_load_waits_until_it_is_loaded_and_says_what_is_done(
 def test_watch_tells_decisions_as_they_come_and_ends_with_the_rollout(
     locked: House, rollouts: ScriptedRollouts
 ):
-    rollouts.decisions = [decision(1.0, "begin", "long ago")]
+    rollouts.decisions = [decision(1, "begin", "long ago")]
     rollouts.rollout = rollout("v2", "canary")
 
     def on_look() -> None:
-        rollouts.decisions.append(decision(2.0, "roll_back", "failed_requests: 0.5 share"))
+        rollouts.decisions.append(decision(2, "roll_back", "failed_requests: 0.5 share"))
         rollouts.rollout = rollout("v2", "rolled_back", reason="failed_requests")
 
     code, out, _ = command(locked, "watch", "--until-end", on_look=on_look)

@@ -65,10 +65,13 @@ class _VersionRoutes:
     async def one(self, request: Request) -> Response:
         """One version."""
         version = request.path_params["version"]
-        for card in versions_report(self._state).versions:
-            if card.version == version:
-                return json_reply(card)
-        raise _unknown(version, self._rollouts())
+        cards = {card.version: card for card in versions_report(self._state).versions}
+        if version not in cards:
+            raise ModelNotFound(
+                f"no version {version[:80]!r} is here; there is {', '.join(cards) or 'none'}",
+                param="version",
+            )
+        return json_reply(cards[version])
 
     async def load(self, request: Request) -> Response:
         """Another version: found and checked before the answer, loaded and tried out behind it."""
@@ -84,14 +87,12 @@ class _VersionRoutes:
 
     async def promote(self, request: Request) -> Response:
         """All new calls go to this version."""
-        rollouts, version = self._found(request)
-        await rollouts.promote(version)
+        await self._rollouts().promote(request.path_params["version"])
         return self._report()
 
     async def roll_back(self, request: Request) -> Response:
         """No new call goes to this version; those that began end where they began."""
-        rollouts, version = self._found(request)
-        await rollouts.roll_back(version)
+        await self._rollouts().roll_back(request.path_params["version"])
         return self._report()
 
     async def reload(self, request: Request) -> Response:
@@ -99,25 +100,17 @@ class _VersionRoutes:
         body = await read_body(request.scope, request.receive, self._state.limits)
         wire, _ = parse(body or b"{}", ReloadVersion)
         wire.check()
-        rollouts, version = self._found(request)
-        await rollouts.reload(version, within_s=wire.within_s)
+        version = request.path_params["version"]
+        await self._rollouts().reload(version, within_s=wire.within_s)
         return self._report(202)
 
     async def drop(self, request: Request) -> Response:
         """No call goes to this version any more; its memory is free when its last one has ended."""
-        rollouts, version = self._found(request)
-        await rollouts.drop(version)
+        await self._rollouts().drop(request.path_params["version"])
         return self._report()
 
     def _report(self, status: int = 200) -> Response:
         return json_reply(versions_report(self._state), status)
-
-    def _found(self, request: Request) -> tuple[Rollouts, str]:
-        """Raises: Unavailable; ModelNotFound."""
-        rollouts, version = self._rollouts(), request.path_params["version"]
-        if version not in _names(rollouts):
-            raise _unknown(version, rollouts)
-        return rollouts, version
 
     def _rollouts(self) -> Rollouts:
         """Raises: Unavailable while it loads or shuts down."""
@@ -135,14 +128,3 @@ class _VersionRoutes:
         if rollout is not None and rollout.phase == "failed":
             raise InvalidRequest(rollout.reason, param="model", code="load_failed")
 
-
-def _names(rollouts: Rollouts) -> list[str]:
-    return [version["version"] for version in rollouts.status()["versions"]]
-
-
-def _unknown(version: str, rollouts: Rollouts) -> ModelNotFound:
-    return ModelNotFound(
-        f"no version {version[:80]!r} is here; there is {', '.join(_names(rollouts))}",
-        param="version",
-        code="version_not_found",
-    )

@@ -156,7 +156,7 @@ def test_an_action_is_passed_on_and_answered_with_the_report(
     assert rollouts.told == [told]
     assert [d["kind"] for d in reply.json()["decisions"]] == [told[0]]
     unknown = locked.client.request(method, f"{url}v9{path}", headers=KEY)
-    assert "v1, v2" in refused(unknown, 404, "version")
+    assert "v1, v2" in refused(unknown, 404, None)
     rollouts.refusal = Conflict("not now")
     assert refused(locked.client.request(method, f"{url}v2{path}", headers=KEY), 409, None)
 
@@ -168,7 +168,7 @@ def test_a_reload_is_accepted_with_and_without_a_time(locked: House, rollouts: S
     assert rollouts.told == [("reload", "v1", 5.0), ("reload", "v1", 600.0)]
     refused(locked.post(path, {"within_s": -1}, headers=KEY), 400, "within_s")
     refused(locked.post(path, {"within": 5}, headers=KEY), 400, None)
-    refused(locked.post("/admin/versions/v7/reload", {}, headers=KEY), 404, "version")
+    refused(locked.post("/admin/versions/v7/reload", {}, headers=KEY), 404, None)
 
 
 def test_one_version_can_be_looked_at(locked: House, rollouts: ScriptedRollouts):

@@ -53,7 +53,8 @@ function rowOf(card) {
 }
 
 /** The logarithm of an e-value against the threshold at which the version is rolled back. */
-function barOf({ name, unit, e_value: value, threshold, canary, stable }) {
+function barOf({ name, unit, e_value: value, threshold: limit, canary, stable }) {
+  const threshold = limit ?? Infinity; // no number is enough
   const part = partOfThreshold(value, threshold);
   const item = document.createElement("li");
   const bar = element("div", "");
@@ -68,20 +69,22 @@ function barOf({ name, unit, e_value: value, threshold, canary, stable }) {
   return item;
 }
 
-function lineOf({ at, kind, by, reason }) {
+function lineOf({ at, kind, version, by, reason }) {
   const item = document.createElement("li");
-  const when = element("time", new Date(at * 1000).toLocaleTimeString());
-  when.dateTime = new Date(at * 1000).toISOString();
-  item.append(when, element("b", `${kind.replaceAll("_", " ")} by ${by}`), element("span", reason));
+  const when = element("time", new Date(at).toLocaleTimeString());
+  when.dateTime = at;
+  const what = `${shown(version)} ${kind.replaceAll("_", " ")} by ${by}`;
+  item.append(when, element("b", what), element("span", reason));
   return item;
 }
 
 function short(eValue) {
+  if (eValue === Infinity) return "∞";
   return eValue < 1e5 ? formatNumber(eValue) : eValue.toExponential(0);
 }
 
 function shown(version) {
-  return version?.slice(0, SHOWN_CHARACTERS) ?? "a version";
+  return version.slice(0, SHOWN_CHARACTERS);
 }
 
 function element(name, text) {
