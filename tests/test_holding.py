@@ -26,7 +26,8 @@ def test_what_lives_ends_before_the_engine_stands_still_and_what_comes_waits():
             asked = asyncio.create_task(engine.change(lambda c: steps.append(c)))
             assert await waits.read(0.02) == ()
             assert engine.seconds_in_turn == 0.0
-            assert core.is_still and not steps
+            assert core.is_still
+            assert not steps
             engine.release()
             assert await tokens_of(waits) == greedy_continuation(PROMPT, 5)
             await asked

@@ -106,7 +106,8 @@ class Arrival:
     async def install(self) -> None:
         """Not for one that is streamed. Raises: what NewVersion.install does; Unavailable."""
         new, slot = self._new, self.slot
-        assert new is not None and slot.engine is not None
+        assert new is not None
+        assert slot.engine is not None
         slot.become("installing")
         if new.engine is not None:
             slot.engine.start()

@@ -211,8 +211,7 @@ class _Serving:
             watch.cancel()
             if self._engine is not None:
                 await self._engine.close()
-            if self._state.model is not None:
-                self._state.model.close()
+            await self._state.close()
 
     async def _load(self, server: uvicorn.Server) -> None:
         self._say(f"listening on {self._url()}")
@@ -289,6 +288,7 @@ class _Serving:
             pool=ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer"),
             tool_format=format_for(settings.tool_call_parser, template.source if template else ""),
             guidance=Guidance(built.tokenizer, vocab_size, trial=trial),
+            weights_bytes=built.memory_bytes.get("weights", 0),
         )
         seconds = time.monotonic() - self._start_s
         engine = self._engine
@@ -301,7 +301,7 @@ class _Serving:
             },
             memory_bytes=built.memory_bytes,
             startup_s={**built.summary.get("seconds", {}), "total": seconds},
-            pool_source=lambda: engine.pool_stats,
+            pool_source=lambda: self._state.pool_stats,
             compile_source=built.compile_events,
         )
         _spare_what_stays()
@@ -318,8 +318,8 @@ class _Serving:
         timeout_s = self._settings.shutdown_timeout_s
         self._state.begin_drain(timeout_s)
         if self._engine is not None:
-            self._say(f"draining: {self._engine.num_open} open requests, up to {timeout_s:g} s")
-            if not await self._engine.drain(timeout_s):
+            self._say(f"draining: {self._state.num_open} open requests, up to {timeout_s:g} s")
+            if not await self._state.drain_engines(timeout_s):
                 self._say("the shutdown timeout passed; the open requests were ended")
             deadline_s = max(self._state.drain_until_s or 0.0, time.monotonic() + FLUSH_S)
             while self._state.admission.num_open and time.monotonic() < deadline_s:
@@ -338,8 +338,9 @@ class _Serving:
         while True:
             await asyncio.sleep(STATUS_EVERY_S)
             growth.sample()
-            if self._engine is not None:
-                line = status.line(self._engine.pool_stats, time.monotonic())
+            pool = self._state.pool_stats
+            if pool is not None:
+                line = status.line(pool, time.monotonic())
                 if line is not None:
                     log.info(line)
 

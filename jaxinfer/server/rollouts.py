@@ -361,7 +361,8 @@ class Rollouts:
     def _take_back(self, slot: VersionSlot, reason: str) -> None:
         """A canary, or one that arrives and is not just put in place."""
         trial = self._trials.last
-        assert trial is not None and trial.slot is slot
+        assert trial is not None
+        assert trial.slot is slot
         if slot.life == "canary":
             self._trials.roll_back(trial, reason)
         elif self._arriving is not None:

@@ -44,6 +44,7 @@ class ServedModel:
     guidance: Guidance  # what compiles grammars
     tool_format: ToolFormat | None = None  # how the model writes calls; None: it is not known
     created: int = field(default_factory=lambda: int(time.time()))
+    weights_bytes: int = 0  # on the device
     grammar_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def check_name(self, name: str | None) -> str:

@@ -5,8 +5,9 @@ No HTTP and no JAX. Everything belongs to the event loop.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -22,9 +23,12 @@ from jaxinfer.server.priority_class import PriorityClass
 from jaxinfer.server.priority_classes import PriorityClasses
 from jaxinfer.server.served_versions import ServedVersions
 from jaxinfer.server.time_limits import TimeLimits
-from jaxinfer.stats import Verdict
+from jaxinfer.stats import PoolStats, Verdict
 
 if TYPE_CHECKING:
+    from jaxinfer.async_engine import AsyncEngine
+    from jaxinfer.canary.facts import RequestFacts
+    from jaxinfer.server.answered import Answered
     from jaxinfer.server.rollouts import Rollouts
     from jaxinfer.server.served_model import ServedModel
 
@@ -60,6 +64,9 @@ class Limits:
 
 class ServerState:
     """loading -> ready -> draining, and what is there in each.
+
+    `on_verdict`, `on_request` and `on_answered` are who listens to steps, to choices that have
+    ended and to requests that were answered well; None: nobody. A listener must be quick.
 
     Args:
         limits: see Limits.
@@ -99,6 +106,10 @@ class ServerState:
         self.progress = "starting"
         self.drain_until_s: float | None = None  # monotonic
         self.versions = ServedVersions()
+        metrics.watch_versions(self.versions)
+        self.on_verdict: Callable[[Verdict], None] | None = None
+        self.on_request: Callable[[RequestFacts], None] | None = None
+        self.on_answered: Callable[[Answered], None] | None = None
         self.door = Door()
         self.rollouts: Rollouts | None = None  # None before the server is ready
         self._unknown_fields: set[str] = set()
@@ -121,6 +132,15 @@ class ServerState:
         """A step of any version was read, or has failed. Those of a canary open no breaker."""
         if self.versions.is_stable(verdict.version):
             self.breaker.note_step(verdict.is_good)
+        if not verdict.is_good:
+            self.metrics.on_failed_step(verdict.version)
+        if self.on_verdict is not None:
+            self.on_verdict(verdict)
+
+    def note_request(self, facts: RequestFacts) -> None:
+        """A choice has ended."""
+        if self.on_request is not None:
+            self.on_request(facts)
 
     def served(self) -> ServedModel:
         """The model, if it takes requests. Raises: Unavailable with the reason."""
@@ -135,6 +155,38 @@ class ServerState:
             )
         return self.model
 
+    @property
+    def engines(self) -> tuple[AsyncEngine, ...]:
+        """Of every model that is here, those that are taken away too."""
+        return self.versions.engines
+
+    @property
+    def num_open(self) -> int:
+        """Requests of all engines that have not ended."""
+        return sum(engine.num_open for engine in self.engines)
+
+    @property
+    def pool_stats(self) -> PoolStats | None:
+        """Of all engines together; None before there is one."""
+        engines = self.engines
+        return PoolStats.total(e.pool_stats for e in engines) if engines else None
+
+    async def flush_caches(self) -> int:
+        """As AsyncEngine.flush_cache, of the stable model's engine and of others that live."""
+        stable = self.served().engine
+        others = [e for e in self.engines if e is not stable and e.is_alive]
+        return sum(await asyncio.gather(*(e.flush_cache() for e in (stable, *others))))
+
+    async def drain_engines(self, timeout_s: float) -> bool:
+        """As AsyncEngine.drain, of all at once."""
+        return all(await asyncio.gather(*(e.drain(timeout_s) for e in self.engines)))
+
+    async def close(self) -> None:
+        """Ends every engine after its current step, and the models' threads."""
+        await asyncio.gather(*(engine.close() for engine in self.engines))
+        for model in self.versions.here:
+            model.close()
+
     def time_limits(self, asked: PriorityClass | None) -> TimeLimits:
         """Those of the server and, where it is known, of the class."""
         limits = TimeLimits(self.limits.request_timeout_s, self.limits.queue_timeout_s)
@@ -144,7 +196,7 @@ class ServerState:
 
     @property
     def step_s(self) -> float:
-        """Seconds that the step under way takes so far; 0.0 before there is a model."""
+        """Seconds that the stable model's step under way takes so far; 0.0 before there is one."""
         return 0.0 if self.model is None else self.model.engine.seconds_in_turn
 
     def let_in(self) -> AbstractContextManager[None]:
@@ -157,7 +209,9 @@ class ServerState:
         return self.breaker.refusal()
 
     def ailment(self) -> str | None:
-        """Why the process should be restarted; None: it is well."""
+        """Why the process should be restarted; None: it is well. Only the stable model's engine
+        counts.
+        """
         if self.model is None:
             return None
         engine = self.model.engine
