@@ -127,4 +127,3 @@ class _VersionRoutes:
             await asyncio.sleep(LOOK_EVERY_S)
         if rollout is not None and rollout.phase == "failed":
             raise InvalidRequest(rollout.reason, param="model", code="load_failed")
-
