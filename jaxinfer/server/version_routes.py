@@ -25,7 +25,7 @@ from jaxinfer.server.version_wire import LoadVersion, ReloadVersion
 
 VERSIONS = "/admin/versions"
 ONE = f"{VERSIONS}/{{version}}"
-LOOK_EVERY_S = 0.1  # while a caller waits for the end of loading
+LOOK_EVERY_S = 0.05  # while a caller waits for the end of loading
 
 VERSION_OPERATIONS: Mapping[str, Operation] = {
     f"GET {VERSIONS}": Operation(VersionsReport),
