@@ -54,8 +54,17 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     add("model", help="path, hub id, .gguf file or catalog name")
     add("--revision", help="of a hub id")
     add("--expect", metavar="HASH", help="version that it must be")
-    add("--quantization", choices=get_args(Quantize), help="of float weights (auto)")
-    add("--max-kl", type=float, metavar="X", help="nats that quantized weights may cost (0.05)")
+    add(
+        "--quantization",
+        choices=get_args(Quantize),
+        help="of float weights (as the stable version)",
+    )
+    add(
+        "--max-kl",
+        type=float,
+        metavar="X",
+        help="nats that quantized weights may cost (as the server)",
+    )
     way = parser.add_mutually_exclusive_group()
     way.add_argument(
         "--share", type=_read(share), metavar="X", help="10%% or 0.1; it stays until you promote"

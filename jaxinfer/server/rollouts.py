@@ -29,6 +29,7 @@ from jaxinfer.server.version_slot import VersionSlot
 if TYPE_CHECKING:
     from jaxinfer.async_engine import AsyncEngine
     from jaxinfer.canary.facts import RequestFacts, ShadowFacts
+    from jaxinfer.config import ModelSource
     from jaxinfer.engine import Engine
     from jaxinfer.new_version import NewVersion, VersionSource
     from jaxinfer.rollout import RolloutPlan
@@ -104,6 +105,11 @@ class Rollouts:
     def start(self) -> None:
         """Lets time pass for what is tried; call it on the event loop."""
         self._spawn(self._watch())
+
+    @property
+    def stable_source(self) -> ModelSource:
+        """Where the stable version came from."""
+        return self._roster.stable.order.source
 
     # ---- what an operator asks for
 

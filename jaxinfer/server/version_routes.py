@@ -77,8 +77,9 @@ class _VersionRoutes:
         """Another version: found and checked before the answer, loaded and tried out behind it."""
         body = await read_body(request.scope, request.receive, self._state.limits) or b""
         wire, _ = parse(body, LoadVersion)
-        order, plan, recorded = wire.order(), wire.plan(), wire.recordings()
+        plan, recorded = wire.plan(), wire.recordings()
         rollouts = self._rollouts()
+        order = wire.order(rollouts.stable_source)
         await rollouts.begin(order, plan, recorded=recorded, promotes_at_once=wire.promote)
         if not wire.wait:
             return self._report(202)

@@ -5,6 +5,7 @@ No HTTP. A field that is not known is refused: a typo must not change what a rol
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Annotated, Any, Literal
 
@@ -62,7 +63,7 @@ class LoadVersion(Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1)]
     revision: str | None = None
-    quantization: Quantize = "auto"
+    quantization: Quantize | None = None
     max_kl: AtLeastZero | Literal["inf"] | None = None
     version: str | None = None  # that it must be
     share: Share | None = None
@@ -74,13 +75,15 @@ class LoadVersion(Struct, forbid_unknown_fields=True, kw_only=True):
     recorded: Annotated[list[RecordedFields], Meta(max_length=MAX_RECORDED)] = []
     wait: bool = False
 
-    def order(self) -> VersionOrder:
-        """Raises: InvalidRequest."""
-        given: dict[str, Any] = {} if self.max_kl is None else {"max_kl": float(self.max_kl)}
+    def order(self, stable: ModelSource) -> VersionOrder:
+        """What is not given is as of the stable version. Raises: InvalidRequest."""
+        given: dict[str, Any] = {"model": self.model, "revision": self.revision}
+        if self.quantization is not None:
+            given["quantization"] = self.quantization
+        if self.max_kl is not None:
+            given["max_kl"] = float(self.max_kl)
         try:
-            source = ModelSource(
-                self.model, revision=self.revision, quantization=self.quantization, **given
-            )
+            source = dataclasses.replace(stable, **given)
         except ConfigError as error:
             raise InvalidRequest(str(error), param="max_kl") from None
         return VersionOrder(source, expected_version=self.version, swap_mode=self.swap_mode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jaxinfer.config import ModelSource
 from jaxinfer.errors import JaxInferError, ModelNotFound
 from jaxinfer.rollout import RolloutPlan
 from jaxinfer.server.smoke import Recorded
@@ -35,10 +36,11 @@ def decision(second: int, kind: str, reason: str, **numbers: Any) -> dict[str, A
 
 
 class ScriptedRollouts:
-    """`told`: what it was asked, in order; `refusal`: what the next one is answered with."""
+    """`stable_source`: what the stable version came from; `told`: what it was asked, in order; `refusal`: what the next one is answered with."""
 
     def __init__(self, *versions: dict[str, Any], rollout: dict[str, Any] | None = None):
         self.versions = list(versions) or [version("v1", "stable", 1.0)]
+        self.stable_source = ModelSource("tests/letters", dtype="float32", quantization="int8")
         self.rollout = rollout
         start = {"at": "2026-01-01T00:00:00.000+00:00", "kind": "start", "stable": "v1"}
         self.decisions: list[dict[str, Any]] = [start]

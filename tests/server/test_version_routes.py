@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -48,7 +49,7 @@ def test_only_the_model_is_needed(locked: House, rollouts: ScriptedRollouts):
     assert reply.status_code == 202
     assert reply.json()["stable"] == "v1"
     ((_, order, plan, recorded, at_once),) = rollouts.told
-    assert (order.source.model, order.source.revision, order.source.max_kl) == ("m", None, 0.05)
+    assert order.source == replace(rollouts.stable_source, model="m")  # the rest is the server's
     assert (order.expected_version, order.swap_mode) == (None, "beside")
     assert (plan.stages, plan.promotes, plan.guard) == (DEFAULT_STAGES, True, Guard())
     assert (recorded, at_once) == ((), False)
@@ -116,6 +117,7 @@ def test_promote_takes_it_in_without_a_canary(locked: House, rollouts: ScriptedR
         ({"guard": {"false_alarm_rate": 2}}, "false_alarm_rate"),
         ({"quantization": "int5"}, "quantization"),
         ({"max_kl": -1}, "max_kl"),
+        ({"max_kl": "lots"}, "max_kl"),
         ({"swap_mode": "elsewhere"}, "swap_mode"),
         ({"recorded": [{"text": "x"}]}, "recorded"),
         ({"recorded": [{"prompt": "a", "text": "x", "max_tokens": 0}]}, "recorded"),
