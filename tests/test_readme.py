@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,15 @@ import pytest
 import jaxinfer
 from checkpoints.catalog import CATALOG
 from checkpoints.gguf_config import ARCHITECTURES
+from jaxinfer.canary.guard import Guard
+from jaxinfer.canary.schedule import DEFAULT_STAGES
 from jaxinfer.config import EngineConfig, SamplingParams, replace
 from jaxinfer.server.flags import FLAGS, Flag
 from jaxinfer.server.protocol import ChatRequest, parse
 from jaxinfer.server.settings import parse as parse_settings
 from jaxinfer.server.startup import ROUTES
+from jaxinfer.server.version_wire import LoadVersion
+from jaxinfer.version_flags import parse as parse_command
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -81,6 +86,40 @@ def test_the_flags_of_quantizing_are_those_of_the_tool():
 def test_the_routes_are_those_that_the_server_announces():
     section = README.split("## Server")[1].split(". Every flag")[0]
     assert re.findall(r"`(/.*?)`", section) == ROUTES.split()
+
+
+def section_of(title: str) -> str:
+    return README.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def test_the_commands_about_versions_are_read():
+    words = re.findall(r"^python -m jaxinfer (.*)", section_of("New versions"), re.MULTILINE)
+    assert len(words) == 4
+    for line in words:
+        parse_command(shlex.split(line))  # a bad one would end the process
+
+
+def test_the_fields_of_a_load_and_the_bounds_are_those_of_the_code():
+    loads, bounds = section_of("New versions").split("**The guard**")
+    names = {n for row in re.findall(r"^\| (`.*?) \|", loads, re.MULTILINE) for n in ticked(row)}
+    assert names == set(LoadVersion.__struct_fields__)
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", bounds, re.MULTILINE)
+    guard = asdict(Guard())
+    assert f"`false_alarm_rate` ({guard.pop('false_alarm_rate')})" in bounds
+    assert {n: None if d == "null" else float(d) for n, d in rows} == guard
+
+
+def test_the_default_schedule_is_that_of_the_code():
+    row = re.search(r"^\| `schedule` \| (.*?) \|", README, re.MULTILINE)
+    assert row is not None
+    shares = ", ".join(f"{100 * stage.share:g}" for stage in DEFAULT_STAGES)
+    requests = ", ".join(str(stage.min_requests) for stage in DEFAULT_STAGES)
+    assert {stage.hold_s for stage in DEFAULT_STAGES} == {300.0}
+    assert row[1] == f"{shares} % for 5 minutes and {requests} requests"
+
+
+def ticked(text: str) -> list[str]:
+    return re.findall(r"`(\w+)`", text)
 
 
 def test_the_curl_body_is_a_streamed_chat_that_the_server_reads():
