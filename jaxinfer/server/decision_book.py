@@ -55,6 +55,7 @@ class DecisionBook:
         self._wall_clock = wall_clock
         self._records: deque[dict[str, Any]] = deque(maxlen=MAX_KEPT)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="decision-book")
+        self._held: list[dict[str, Any]] | None = []  # until there is something to tell
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -62,13 +63,19 @@ class DecisionBook:
         return list(self._records)
 
     def started(self, version: str, root: str) -> None:
-        """What was under way before is told no more by the next start."""
+        """What was under way before is told no more by the next start.
+
+        A server that never gets an order leaves no file, unless there is one.
+        """
         self._keep({"kind": "start", "phase": "started", "stable": version, "root": root})
+        if self._file.path.exists():
+            self._write_held()
 
     def ordered(self, machine: Rollout, version: str) -> None:
         """A version was ordered; it has no better name yet."""
         log.info("version %s was ordered, beside %s", version, machine.stable)
         phase = str(machine.phase)
+        self._write_held()
         self._keep({"kind": "load", "phase": phase, "stable": machine.stable, "canary": version})
 
     def decided(self, decision: Decision, machine: Rollout, version: str) -> None:
@@ -91,7 +98,15 @@ class DecisionBook:
     def _keep(self, record: Mapping[str, Any]) -> None:
         record = {"at": self._now(), **record}
         self._records.append(record)
-        self._writer.submit(self._file.append, record)
+        if self._held is None:
+            self._writer.submit(self._file.append, record)
+        else:
+            self._held.append(record)
+
+    def _write_held(self) -> None:
+        held, self._held = self._held, None
+        for record in held or ():
+            self._writer.submit(self._file.append, record)
 
     def _now(self) -> str:
         return datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(timespec="milliseconds")

@@ -20,13 +20,12 @@ class LongWork:
     """
 
     def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
+        self._at_work: set[object] = set()
 
     @property
     def is_busy(self) -> bool:
         """Whether a thread is at work, though nobody may wait for it any more."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        return bool(self._threads)
+        return bool(self._at_work)
 
     async def run(
         self,
@@ -49,18 +48,25 @@ class LongWork:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(finish)
 
+        me = object()
+        self._at_work.add(me)
+
+        def at_work() -> Result:
+            try:
+                return work()
+            finally:
+                self._at_work.discard(me)
+
         def body() -> None:
             try:
-                result = work()
+                result = at_work()
             except BaseException as raised:
                 error = raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
                 tell(lambda: None if done.done() else done.set_exception(error))
             else:
                 tell(lambda: unwanted(result) if done.done() else done.set_result(result))
 
-        thread = threading.Thread(target=body, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        threading.Thread(target=body, name=name, daemon=True).start()
         try:
             return await done
         except asyncio.CancelledError:

@@ -100,6 +100,7 @@ class Rollouts:
         self._arriving: asyncio.Task[None] | None = None  # the last one
         self._reload: VersionSlot | None = None  # under way
         self._is_closed = False
+        self._has_ended = False
         self._book.started(slot.name, slot.root)
 
     def start(self) -> None:
@@ -281,7 +282,12 @@ class Rollouts:
             task.cancel()
 
     async def close(self) -> None:
-        """Leaves what is under way, and closes the engines of versions that have their own."""
+        """Leaves what is under way, and closes the engines of versions that have their own. May be
+        called again.
+        """
+        if self._has_ended:
+            return
+        self._has_ended = True
         self.stop()
         for task in self._tasks:
             task.cancel()

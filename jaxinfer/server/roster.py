@@ -68,10 +68,10 @@ class Roster:
         return next((slot for slot in self._slots if slot.life == "standby"), None)
 
     def named(self, version: str) -> VersionSlot:
-        """The newest of that name. Raises: ModelNotFound."""
-        for slot in reversed(self._slots):
-            if slot.name == version:
-                return slot
+        """The one that calls may have, else the newest of that name. Raises: ModelNotFound."""
+        found = [slot for slot in self._slots if slot.name == version]
+        if found:
+            return next((slot for slot in found if slot.is_routed), found[-1])
         raise ModelNotFound(
             f"there is no version {version[:80]!r}; there is "
             f"{', '.join(slot.name for slot in self._slots)}",
@@ -87,6 +87,7 @@ class Roster:
         """It gets this share of the calls, and of the steps."""
         assert slot.model is not None
         slot.become("canary")
+        slot.is_routed = True
         self._versions.add(slot.model)
         self._versions.try_out(slot.name, share)
         if slot.engine is self.stable.engine:
@@ -118,13 +119,15 @@ class Roster:
     def send_away(self, slot: VersionSlot) -> None:
         """It gets no more calls, and is gone when its last one has ended."""
         slot.become("leaving")
-        self._versions.remove(slot.name)
+        if slot.is_routed:
+            self._versions.remove(slot.name)
         self._spawn(self._leave(slot))
 
     def _serve(self, slot: VersionSlot) -> None:
         assert slot.model is not None
         name = slot.name
         slot.become("stable")
+        slot.is_routed = True
         self._versions.serve(slot.model)
         self._tell(slot, _set_shares({}))
         self._tell(slot, lambda core: core.serve_version(name))
@@ -133,7 +136,7 @@ class Roster:
         engine, others = slot.engine, [s for s in self._slots if s is not slot]
         await slot.leave(self._versions, others)
         self._slots.remove(slot)
-        if engine is self._home and not engine.is_alive:
+        if engine is self._home and not self._home.is_alive:
             self._free_first()
 
     def _tell(self, slot: VersionSlot, change: Callable[[Engine], None]) -> None:

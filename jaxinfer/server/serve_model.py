@@ -34,7 +34,7 @@ class ModelServing:
     Args:
         names: of the model, for every version; the first is shown.
         tool_call_parser: one of PARSERS.
-        observer, on_verdict: of every engine, see AsyncEngine.
+        on_verdict: of every engine, see AsyncEngine.
     """
 
     def __init__(
@@ -44,25 +44,22 @@ class ModelServing:
         tool_call_parser: str,
         scheduler: SchedulerConfig,
         batch_wait_s: float,
-        observer: Observer,
         on_verdict: Callable[[Verdict], None],
     ):
         self._names = names
         self._tool_call_parser = tool_call_parser
         self._scheduler = scheduler
         self._batch_wait_s = batch_wait_s
-        self._observer, self._on_verdict = observer, on_verdict
+        self._on_verdict = on_verdict
 
-    def engine(self, core: Engine) -> AsyncEngine:
+    def engine(self, core: Engine, observer: Observer) -> AsyncEngine:
         """Not started."""
         window = BatchWindow(
             self._batch_wait_s,
             max_tokens=self._scheduler.max_num_batched_tokens,
             max_seqs=self._scheduler.max_num_seqs,
         )
-        return AsyncEngine(
-            core, observer=self._observer, on_verdict=self._on_verdict, window=window
-        )
+        return AsyncEngine(core, observer=observer, on_verdict=self._on_verdict, window=window)
 
     def version(self, new: NewVersion, engine: AsyncEngine) -> ServedModel:
         """On any thread. Raises: ValueError for one without a tokenizer."""
@@ -77,6 +74,7 @@ class ModelServing:
             max_model_len=new.max_model_len,
             vocab_size=new.vocab_size,
             generation_config=new.generation_config,
+            weights_bytes=new.weights_bytes,
         )
 
     def model(
@@ -89,6 +87,7 @@ class ModelServing:
         max_model_len: int,
         vocab_size: int,
         generation_config: Mapping[str, Any],
+        weights_bytes: int,
     ) -> ServedModel:
         """See ServedModel."""
         template = tokenizer.chat_template
@@ -104,4 +103,5 @@ class ModelServing:
             pool=ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer"),
             tool_format=format_for(self._tool_call_parser, template.source if template else ""),
             guidance=Guidance(tokenizer, vocab_size, trial=trial),
+            weights_bytes=weights_bytes,
         )

@@ -52,6 +52,7 @@ class VersionSlot:
     engine: AsyncEngine | None = None  # that computes it
     model: ServedModel | None = None  # that answers
     is_installed: bool = False  # its engine has it
+    is_routed: bool = False  # calls may have it
     discard: Callable[[], None] | None = None  # frees what is its own
     standby_since_s: float = 0.0
     num_failed_steps: int = 0  # in a row
@@ -81,6 +82,7 @@ class VersionSlot:
             engine=model.engine,
             model=model,
             is_installed=True,
+            is_routed=True,
         )
 
     @property
@@ -107,7 +109,8 @@ class VersionSlot:
             others: that are here; one of them may share its engine.
         Raises: Unavailable if the engine takes no orders.
         """
-        await versions.wait_until_unused(self.name)
+        if self.is_routed:
+            await versions.wait_until_unused(self.name)
         if self.engine is not None and self.is_installed:
             companions = [o for o in others if o.engine is self.engine and o.is_installed]
             if companions:
