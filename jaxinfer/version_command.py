@@ -19,7 +19,7 @@ from jaxinfer.admin_client import AdminClient
 from jaxinfer.errors import ConfigError, JaxInferError
 from jaxinfer.server.edge import check_key
 from jaxinfer.version_flags import KEY_VARIABLE
-from jaxinfer.version_report import News, is_under_way, report_lines
+from jaxinfer.version_report import News, goes_back, is_under_way, report_lines
 
 EXIT_OK, EXIT_FAILURE, EXIT_BAD_FLAGS = 0, 1, 2
 LOOK_EVERY_S = 1.0
@@ -153,13 +153,11 @@ class _VersionCommand:
         elif role is not None:
             found = [card["version"] for card in report["versions"] if card["role"] == role]
         else:
-            found = [report["rollout"]["version"]] if report["rollout"] else []
+            found = [report["rollout"]["version"]] if goes_back(report["rollout"]) else []
         if len(found) == 1:
             return found[0]
-        raise ConfigError(
-            f"expected the beginning of one version's name; got {given!r}, there is "
-            f"{', '.join(there) or 'none'}"
-        )
+        wanted = "no version is tried" if given is None else f"{given!r} begins none, or several"
+        raise ConfigError(f"{wanted}; there is {', '.join(there) or 'none'}")
 
 
 def _exit_code(rollout: Mapping[str, Any] | None) -> int:

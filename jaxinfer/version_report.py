@@ -21,6 +21,11 @@ HEADS = (
 LEFT = ("VERSION", "ROLE", "FROM")
 
 
+def goes_back(rollout: Json | None) -> bool:
+    """Whether there is something to promote or to roll back."""
+    return rollout is not None and rollout["phase"] not in ("rolled_back", "failed")
+
+
 def is_under_way(rollout: Json | None) -> bool:
     return rollout is not None and rollout["phase"] not in ENDED
 
@@ -44,13 +49,14 @@ def state_line(report: Json) -> str:
         return "no rollout since the start"
     text = f"{rollout['version']}: {rollout['phase'].replace('_', ' ')}"
     if rollout["phase"] == "loading":
-        doing = [c["progress"] for c in report["versions"] if c["role"] == "loading"]
-        return ": ".join([text, *filter(None, doing)])
+        doing = [c["progress"].rstrip(": ") for c in report["versions"] if c["role"] == "loading"]
+        return f"{rollout['version']}: {doing[0]}" if doing else text
     if rollout["phase"] == "canary":
         text += f" at {percent(rollout['share'])}"
         if rollout["num_stages"] > 1:
             text += f", stage {rollout['stage'] + 1} of {rollout['num_stages']}"
-    return f"{text}: {rollout['reason']}" if rollout["reason"] else text
+    has_ended_badly = rollout["phase"] in ("rolled_back", "failed")
+    return f"{text}: {rollout['reason']}" if has_ended_badly else text
 
 
 def decision_line(decision: Json) -> str:
@@ -121,7 +127,7 @@ def part_of(e_value: float, threshold: float) -> float:
     """Of its way to the threshold, by logarithms, within 0..1."""
     if e_value >= threshold:
         return 1.0
-    return math.log(max(e_value, 1.0)) / math.log(threshold)
+    return math.log(e_value) / math.log(threshold) if e_value > 1.0 else 0.0
 
 
 def _means(signal: Json) -> str:

@@ -95,7 +95,7 @@ def test_load_sends_what_was_typed(locked: House, rollouts: ScriptedRollouts, tm
 def test_load_waits_until_it_is_loaded_and_says_what_is_done(
     locked: House, rollouts: ScriptedRollouts, phase: str, code: int
 ):
-    rollouts.versions.append(version("v2", "loading", 0.0, progress="reading weights"))
+    rollouts.versions.append(version("v2", "loading", 0.0, progress="loading: reading weights"))
     rollouts.rollout = rollout("v2", "loading")
     looks = iter((0, 1))
 
@@ -157,11 +157,12 @@ def test_an_action_names_its_version_or_means_the_one_that_is_tried(
     assert out.splitlines()[0].endswith("as asked")
 
 
-@pytest.mark.parametrize("words", [["drop", "v"], ["drop", "v9"], ["promote"]])
+@pytest.mark.parametrize("words", [["drop", "v"], ["drop", "v9"], ["promote"], ["rollback"]])
 def test_a_version_that_is_none_or_several_is_no_version(
     locked: House, rollouts: ScriptedRollouts, words: list[str]
 ):
     rollouts.versions.append(version("v2", "standby", 0.0))
+    rollouts.rollout = rollout("v2", "rolled_back")
     code, out, err = command(locked, *words)
     assert (code, out) == (2, "")
     assert "there is v1, v2" in err

@@ -25,6 +25,7 @@ from jaxinfer.server.version_wire import LoadVersion, ReloadVersion
 
 VERSIONS = "/admin/versions"
 ONE = f"{VERSIONS}/{{version}}"
+ROLLBACK = f"{VERSIONS}/{{version:path}}/rollback"  # before it is found, its name may be a path
 LOOK_EVERY_S = 0.05  # while a caller waits for the end of loading
 
 VERSION_OPERATIONS: Mapping[str, Operation] = {
@@ -33,7 +34,7 @@ VERSION_OPERATIONS: Mapping[str, Operation] = {
     f"GET {ONE}": Operation(VersionCard, statuses=(404,)),
     f"DELETE {ONE}": Operation(VersionsReport, statuses=(404, 409)),
     f"{ONE}/promote": Operation(VersionsReport, statuses=(404, 409)),
-    f"{ONE}/rollback": Operation(VersionsReport, statuses=(404, 409)),
+    ROLLBACK: Operation(VersionsReport, statuses=(404, 409)),
     f"{ONE}/reload": Operation(
         VersionsReport, ReloadVersion, is_accepted=True, needs_body=False, statuses=(409,)
     ),
@@ -49,7 +50,7 @@ def version_routes(state: ServerState) -> list[Route]:
         Route(ONE, rest.one),
         Route(ONE, rest.drop, methods=["DELETE"]),
         Route(f"{ONE}/promote", rest.promote, methods=["POST"]),
-        Route(f"{ONE}/rollback", rest.roll_back, methods=["POST"]),
+        Route(ROLLBACK, rest.roll_back, methods=["POST"]),
         Route(f"{ONE}/reload", rest.reload, methods=["POST"]),
     ]
 

@@ -47,6 +47,8 @@ def test_numbers_of_the_page():
         "s.partOfThreshold(0.5, 100)",
         "s.partOfThreshold(10, 100)",
         "s.partOfThreshold(1000, 100)",
+        "s.partOfThreshold(0, 1)",
+        "s.partOfThreshold(5, Infinity)",
         "s.partOfThreshold(1, 1)",  # one request whose logits were not numbers is enough
     )
     assert found == [
@@ -54,7 +56,7 @@ def test_numbers_of_the_page():
         *("4.2 ms", "250 ms", "12.3 s"),
         *("2 KiB", "5 MiB", "2.5 GiB"),
         *("38 %", "–", "12,346", "1 d 2 h", 3),
-        *(0, 0.5, 1, 1),
+        *(0, 0.5, 1, 0, 0, 1),
     ]
 
 

@@ -163,6 +163,14 @@ def test_an_action_is_passed_on_and_answered_with_the_report(
     assert refused(locked.client.request(method, f"{url}v2{path}", headers=KEY), 409, None)
 
 
+def test_what_is_still_looked_for_can_be_taken_back_by_its_path(
+    locked: House, rollouts: ScriptedRollouts
+):
+    rollouts.versions.append(version("/models/new", "loading", 0.0))
+    assert locked.post("/admin/versions//models/new/rollback", headers=KEY).status_code == 200
+    assert rollouts.told == [("roll_back", "/models/new")]
+
+
 def test_a_reload_is_accepted_with_and_without_a_time(locked: House, rollouts: ScriptedRollouts):
     path = "/admin/versions/v1/reload"
     assert locked.post(path, {"within_s": 5}, headers=KEY).status_code == 202

@@ -57,7 +57,8 @@ export function share(part, whole) {
 
 /** How far an e-value has come to its threshold, 0 to 1, by their logarithms. */
 export function partOfThreshold(eValue, threshold) {
-  return eValue >= threshold ? 1 : Math.log(Math.max(eValue, 1)) / Math.log(threshold);
+  if (eValue >= threshold) return 1;
+  return eValue > 1 ? Math.log(eValue) / Math.log(threshold) : 0;
 }
 
 export function formatSeconds(value) {

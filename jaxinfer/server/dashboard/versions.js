@@ -32,8 +32,8 @@ function showState(rollout, versions) {
 function stateText(rollout, versions) {
   const { phase, version, share, stage, num_stages: numStages } = rollout;
   const name = `${shown(version)} ${phase.replaceAll("_", " ")}`;
-  const doing = versions.find((card) => card.role === "loading")?.progress;
-  if (phase === "loading") return doing ? `${name}: ${doing}` : name;
+  const doing = versions.find((card) => card.role === "loading")?.progress.replace(/: $/, "");
+  if (phase === "loading") return doing ? `${shown(version)} ${doing}` : name;
   if (phase !== "canary") return name;
   return `${name} at ${formatShare(share)}${numStages > 1 ? `, stage ${stage + 1} of ${numStages}` : ""}`;
 }
