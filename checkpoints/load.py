@@ -27,7 +27,7 @@ from checkpoints.load_product import ProductSpec, check_parts, read_product
 from checkpoints.source import TensorInfo, TensorSource
 
 R = TypeVar("R")
-Path = tuple[str | int, ...]  # of a parameter
+ParamPath = tuple[str | int, ...]  # of a parameter
 
 MAX_LISTED = 5
 Infos = dict[str, TensorInfo]
@@ -43,7 +43,7 @@ class WeightSpec:
     shape: what the model needs.
     """
 
-    path: Path
+    path: ParamPath
     names: tuple[str, ...]
     shape: tuple[int, ...]
 
@@ -107,7 +107,7 @@ def read_params(
     num_threads: int = 1,
     must_be_finite: bool = False,
     file: str,
-) -> Generator[tuple[dict[Path, np.ndarray], int]]:
+) -> Generator[tuple[dict[ParamPath, np.ndarray], int]]:
     """The same on the host, a spec at a time, each with its bytes in the source.
 
     Args:
@@ -123,7 +123,7 @@ def read_params(
         _check(spec, infos, file)
     target = np.dtype(dtype)
 
-    def made(spec: WeightSpec | ProductSpec, infos: Infos) -> dict[Path, np.ndarray]:
+    def made(spec: WeightSpec | ProductSpec, infos: Infos) -> dict[ParamPath, np.ndarray]:
         if isinstance(spec, WeightSpec):
             array = _converted(source, infos["weight"], target, file if must_be_finite else None)
             return {spec.path: array}
@@ -259,7 +259,7 @@ def _converted(
     return out
 
 
-def _place(tree: dict[str | int, Any], path: Path, value: Any) -> None:
+def _place(tree: dict[str | int, Any], path: ParamPath, value: Any) -> None:
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
     assert path[-1] not in tree, f"two specs have the path {path}"
