@@ -227,6 +227,8 @@ def _read_again(params: Params, version: str, origin: Origin, error: BaseExcepti
         with closing(origin.opened()) as checkpoint:
             stream_weights(params, checkpoint, origin.decoder)
     except Exception as failure:
+        for array in jax.tree.leaves(params):
+            array.delete()
         raise EngineFailure(
             f"the weights are lost: another version could not be read ({error}), and "
             f"{version} could not be read again ({failure}); restart the server"
