@@ -53,22 +53,26 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]  # any of these ends an answer; sorted
     generation_config: dict[str, Any]  # Hugging Face keys; empty if the checkpoint has none
     version: str  # hash of the content: the same wherever and under whatever name it lies
+    files: tuple[Path, ...]  # that it is the hash of
 
     def close(self) -> None:
         """Close the weights; the rest stays usable."""
         self.source.close()
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path, *, is_mapped: bool = True) -> Checkpoint:
     """Open what lies under `path`, reading headers and small files only.
 
+    Args:
+        is_mapped: whether a weight file that is cut short while its tensors are read may end the
+            process; else they are read, not mapped.
     Raises: CheckpointError naming the file or folder, what was expected and what was found.
     """
     path = Path(path)
     if path.is_dir():
         if (path / CONFIG_FILE).is_file():
-            return _open_folder(path)
-        return _open_gguf(_only_gguf(path))
+            return _open_folder(path, is_mapped)
+        return _open_gguf(_only_gguf(path), is_mapped)
     if not path.is_file():
         raise CheckpointError(f"{path}: expected a folder or a GGUF file, found nothing there")
     if path.suffix == ".safetensors":
@@ -76,7 +80,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             f"{path}: expected a folder, found one weight file; give the folder that holds it "
             f"together with {CONFIG_FILE} and tokenizer.json"
         )
-    return _open_gguf(path)
+    return _open_gguf(path, is_mapped)
 
 
 def _only_gguf(folder: Path) -> Path:
@@ -92,16 +96,17 @@ def _only_gguf(folder: Path) -> Path:
     raise CheckpointError(f"{folder}: expected {CONFIG_FILE} (or one .gguf file), found neither")
 
 
-def _open_folder(folder: Path) -> Checkpoint:
+def _open_folder(folder: Path, is_mapped: bool) -> Checkpoint:
     config = read_json(folder / CONFIG_FILE)
     generation_config = read_json(folder / "generation_config.json", optional=True)
     tokenizer_config = read_json(folder / "tokenizer_config.json", optional=True)
     tokenizer = read_tokenizer(folder)
-    source, weights = _weights(folder)
+    source, weights = _weights(folder, is_mapped)
     bos_token = token_text(folder, tokenizer_config, config, tokenizer, "bos_token")
     eos_token = token_text(folder, tokenizer_config, config, tokenizer, "eos_token")
     adds = strip_post_processor(folder, tokenizer, bos_token)
     flag = tokenizer_config.get("add_bos_token")
+    files = [folder / CONFIG_FILE, folder / "tokenizer.json", *weights]
     end_ids = {
         *as_ids(folder / CONFIG_FILE, config.get("eos_token_id")),
         *as_ids(folder / "generation_config.json", generation_config.get("eos_token_id")),
@@ -119,19 +124,20 @@ def _open_folder(folder: Path) -> Checkpoint:
         add_bos=bos_token is not None and (flag if isinstance(flag, bool) else adds),
         eos_token_ids=tuple(sorted(end_ids)),
         generation_config=generation_config,
-        version=content_hash([folder / CONFIG_FILE, folder / "tokenizer.json", *weights]),
+        version=content_hash(files),
+        files=tuple(files),
     )
 
 
-def _weights(folder: Path) -> tuple[TensorSource, list[Path]]:
+def _weights(folder: Path, is_mapped: bool) -> tuple[TensorSource, list[Path]]:
     """And the files that they are in."""
     if is_orbax(folder):
         return OrbaxSource(folder), orbax_files(folder)
-    return SafetensorsSource(folder), weight_files(folder)
+    return SafetensorsSource(folder, is_mapped=is_mapped), weight_files(folder)
 
 
-def _open_gguf(path: Path) -> Checkpoint:
-    source = GGUFSource(path)
+def _open_gguf(path: Path, is_mapped: bool) -> Checkpoint:
+    source = GGUFSource(path, is_mapped=is_mapped)
     tokenizer = build_tokenizer(path, source.metadata)
     _check_vocabulary(path, tokenizer, source.config)
     bos_token = _token(tokenizer, source.config, "bos_token_id")
@@ -148,6 +154,7 @@ def _open_gguf(path: Path) -> Checkpoint:
         eos_token_ids=end_token_ids(source.metadata),
         generation_config={},
         version=content_hash([path]),
+        files=(path,),
     )
 
 

@@ -19,6 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from checkpoints.errors import CheckpointError
+from checkpoints.file_bytes import FileBytes
 from checkpoints.gguf_config import Architecture, architecture_of, hf_config
 from checkpoints.gguf_header import GGUFTensor, read_header
 from checkpoints.source import TensorInfo
@@ -43,6 +44,8 @@ class _Entry:
 class GGUFSource:
     """A `TensorSource` over one GGUF file, with its metadata.
 
+    Args:
+        is_mapped: as file_bytes.py says; where not, `read` gives fresh arrays.
     Attributes:
         path: the file.
         metadata: the file's own keys and values (see `GGUFHeader`).
@@ -51,7 +54,7 @@ class GGUFSource:
     Raises: CheckpointError for a damaged file, an unknown architecture or block type.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_mapped: bool = True) -> None:
         self.path = path
         mapped = _mapped(path)
         header = read_header(path, mapped)
@@ -65,7 +68,7 @@ class GGUFSource:
             {name: tensor.shape for name, tensor in header.tensors.items()},
             rope_factors=None if factors is None else _rows(mapped, factors).reshape(-1),
         )
-        self._mapped: np.ndarray | None = mapped
+        self._bytes: np.ndarray | FileBytes | None = mapped if is_mapped else FileBytes(path)
         self._entries = {
             entry.info.name: entry
             for entry in (
@@ -83,18 +86,20 @@ class GGUFSource:
 
     def read(self, name: str, slices: tuple[slice, ...] | None = None) -> np.ndarray:
         entry = self._entry(name)
-        assert self._mapped is not None
+        assert self._bytes is not None
         first, rest = (slice(None), ()) if not slices else (slices[0], slices[1:])
         tensor = entry.tensor
         if len(tensor.shape) == 1:
-            vector = _rows(self._mapped, tensor)
+            vector = _rows(self._bytes, tensor)
             vector = vector if entry.rows is None else vector[entry.rows]
             return (vector - vector.dtype.type(1) if entry.is_offset else vector)[first]
-        part = _rows(self._mapped, tensor, first if entry.rows is None else entry.rows[first])
+        part = _rows(self._bytes, tensor, first if entry.rows is None else entry.rows[first])
         return part[(slice(None), *rest)] if rest else part
 
     def close(self) -> None:
-        self._mapped = None
+        if isinstance(self._bytes, FileBytes):
+            self._bytes.close()
+        self._bytes = None
         self._entries.clear()
 
     def _entry(self, name: str) -> _Entry:
@@ -150,17 +155,31 @@ def _unpermuted(num_rows: int, num_heads: int) -> np.ndarray:
 
 
 def _rows(
-    mapped: np.ndarray, tensor: GGUFTensor, rows: slice | np.ndarray | None = None
+    file: np.ndarray | FileBytes, tensor: GGUFTensor, rows: slice | np.ndarray | None = None
 ) -> np.ndarray:
-    """Rows of the first axis: a view for plain types, else dequantized to float32."""
-    raw = mapped[tensor.start : tensor.start + tensor.nbytes]
+    """Rows of the first axis: a view for plain types of a mapped file, else fresh, and blocks
+    dequantized to float32.
+    """
+    first, last, rows = _span(rows, tensor.shape[0])
+    of_row = tensor.nbytes // max(1, tensor.shape[0])
+    raw = file[tensor.start + first * of_row : tensor.start + last * of_row]
+    shape = (last - first, *tensor.shape[1:])
     plain = PLAIN_DTYPES.get(tensor.type)
     if plain is not None:
-        whole = raw.view(plain).reshape(tensor.shape)
-        return whole if rows is None else whole[rows]
-    blocks = raw.reshape(*tensor.shape[:-1], tensor.row_nbytes)
-    part = blocks if rows is None else blocks[rows]
+        return raw.view(plain).reshape(shape)[rows]
+    part = raw.reshape(*shape[:-1], tensor.row_nbytes)[rows]
     return _dequantized(part, tensor.type).reshape(*part.shape[:-1], tensor.shape[-1])
+
+
+def _span(rows: slice | np.ndarray | None, num_rows: int) -> tuple[int, int, slice | np.ndarray]:
+    """The first of the rows, one past the last, and which they are, from the first on."""
+    if isinstance(rows, np.ndarray):
+        first, last = (int(rows.min()), int(rows.max()) + 1) if rows.size else (0, 0)
+        return first, last, rows - first
+    first, last, step = (rows or slice(None)).indices(num_rows)
+    if step < 0:
+        return 0, num_rows, rows or slice(None)
+    return first, max(first, last), slice(None, None, step)
 
 
 def _dequantized(part: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:

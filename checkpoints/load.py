@@ -8,6 +8,7 @@ about one converted tensor.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,7 @@ from checkpoints.load_product import ProductSpec, check_parts, read_product
 from checkpoints.source import TensorInfo, TensorSource
 
 R = TypeVar("R")
+ParamPath = tuple[str | int, ...]  # of a parameter
 
 MAX_LISTED = 5
 Infos = dict[str, TensorInfo]
@@ -41,7 +43,7 @@ class WeightSpec:
     shape: what the model needs.
     """
 
-    path: tuple[str | int, ...]
+    path: ParamPath
     names: tuple[str, ...]
     shape: tuple[int, ...]
 
@@ -56,6 +58,7 @@ def load_params(
     progress: Callable[[int], None] | None = None,
     is_quantized: bool = False,
     num_threads: int = 1,
+    must_be_finite: bool = False,
     file: str,
 ) -> dict[str, Any]:
     """Fill every spec and use every tensor.
@@ -68,38 +71,77 @@ def load_params(
         progress: called after each tensor with its bytes in the source (`TensorInfo.nbytes`).
         is_quantized: the source says that it is: floats for a quantized product are refused, not
             rounded.
-        num_threads: that read and convert; `put` and `progress` are called by the caller's own.
+        num_threads, must_be_finite: as in `read_params`; `put` and `progress` are called by the
+            caller's own thread.
         file: what error messages call the source.
     Returns: a nested dict; where a path has an int, a list.
-    Raises: CheckpointError for a missing, left-over or wrongly shaped tensor, scales that are no
-        scales, and numbers that are not finite in floats that are to be rounded. Those of other
-        floats are not looked at: there one bad number is one bad number, here it is a whole scale.
+    Raises: as `read_params`.
+    """
+    tree: dict[str | int, Any] = {}
+    parts = read_params(
+        source,
+        specs,
+        dtype=dtype,
+        ignore=ignore,
+        is_quantized=is_quantized,
+        num_threads=num_threads,
+        must_be_finite=must_be_finite,
+        file=file,
+    )
+    with closing(parts):
+        for arrays, num_bytes in parts:
+            for path, array in arrays.items():
+                _place(tree, path, put(array))
+            if progress is not None:
+                progress(num_bytes)
+    return _with_lists(tree)
+
+
+def read_params(
+    source: TensorSource,
+    specs: Sequence[WeightSpec | ProductSpec],
+    *,
+    dtype: DTypeLike,
+    ignore: Sequence[str] = (),
+    is_quantized: bool = False,
+    num_threads: int = 1,
+    must_be_finite: bool = False,
+    file: str,
+) -> Generator[tuple[dict[ParamPath, np.ndarray], int]]:
+    """The same on the host, a spec at a time, each with its bytes in the source.
+
+    Args:
+        num_threads: that read and convert; 0: the caller's own, nothing ahead of what it takes.
+        must_be_finite: whether numbers are looked at that are neither rounded nor scales: there
+            one bad number is one bad number, here it is a whole scale.
+    Raises: CheckpointError, before the first is read, for a missing, left-over or wrongly shaped
+        tensor; then for scales that are no scales, and for numbers that are not finite in floats
+        that are to be rounded, or in any if they must be.
     """
     chosen = _choose(source, specs, ignore, file, is_quantized)
     for spec, infos in zip(specs, chosen, strict=True):
         _check(spec, infos, file)
     target = np.dtype(dtype)
 
-    def made(spec: WeightSpec | ProductSpec, infos: Infos) -> dict[tuple[str | int, ...], Any]:
+    def made(spec: WeightSpec | ProductSpec, infos: Infos) -> dict[ParamPath, np.ndarray]:
         if isinstance(spec, WeightSpec):
-            return {spec.path: _converted(source, infos["weight"], target)}
+            array = _converted(source, infos["weight"], target, file if must_be_finite else None)
+            return {spec.path: array}
         parts = read_product(source, infos, spec, file)
         return {(*spec.path, name): part for name, part in parts.items()}
 
-    tree: dict[str | int, Any] = {}
     with closing(_in_order(made, zip(specs, chosen, strict=True), num_threads)) as results:
         for infos, arrays in zip(chosen, results, strict=True):
-            for path, array in arrays.items():
-                _place(tree, path, put(array))
-            if progress is not None:
-                progress(sum(info.nbytes for info in infos.values()))
-    return _with_lists(tree)
+            yield arrays, sum(info.nbytes for info in infos.values())
 
 
 def _in_order(
     function: Callable[..., R], arguments: Iterable[tuple[Any, ...]], num_threads: int
 ) -> Generator[R]:
     """Results in the order of their arguments; at most num_threads + 1 are under way or waiting."""
+    if not num_threads:
+        yield from itertools.starmap(function, arguments)
+        return
     waiting: deque[Future[R]] = deque()
     with ThreadPoolExecutor(num_threads) as pool:
         try:
@@ -196,18 +238,28 @@ def _check(spec: WeightSpec | ProductSpec, infos: Infos, file: str) -> None:
         )
 
 
-def _converted(source: TensorSource, info: TensorInfo, dtype: np.dtype) -> np.ndarray:
-    """A copy of the tensor as `dtype`, made some rows at a time."""
+def _converted(
+    source: TensorSource, info: TensorInfo, dtype: np.dtype, finite_file: str | None
+) -> np.ndarray:
+    """A copy of the tensor as `dtype`, made some rows at a time.
+
+    finite_file: None if its numbers need not be finite.
+    """
     out = aligned_empty(info.shape, dtype)
     if not info.shape:
         out[...] = source.read(info.name)
         return out
     for rows in row_chunks(info):
         out[rows] = source.read(info.name, (rows,))
+        if finite_file is not None and not np.isfinite(out[rows]).all():
+            raise CheckpointError(
+                f"{finite_file}: tensor {info.name!r}: expected finite numbers of {dtype}, "
+                "found NaN or infinity"
+            )
     return out
 
 
-def _place(tree: dict[str | int, Any], path: tuple[str | int, ...], value: Any) -> None:
+def _place(tree: dict[str | int, Any], path: ParamPath, value: Any) -> None:
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
     assert path[-1] not in tree, f"two specs have the path {path}"

@@ -17,6 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.errors import CheckpointError, first_line
+from checkpoints.file_bytes import FileBytes
 from checkpoints.source import TensorInfo
 
 SINGLE_FILE = "model.safetensors"
@@ -51,12 +52,15 @@ class _Entry:
 class SafetensorsSource:
     """A `TensorSource` over the safetensors files of one folder.
 
+    Args:
+        is_mapped: as file_bytes.py says; where not, `read` gives fresh arrays.
     Raises: CheckpointError for missing, truncated or inconsistent files, naming the file.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_mapped: bool = True) -> None:
         self._folder = folder
-        self._mapped: dict[Path, np.ndarray] = {}
+        self._is_mapped = is_mapped
+        self._bytes: dict[Path, np.ndarray | FileBytes] = {}
         self._entries: dict[str, _Entry] = {}
         for path in weight_files(folder):
             self._add(path)
@@ -70,7 +74,10 @@ class SafetensorsSource:
                 raise CheckpointError(
                     f"{path}: tensor {name!r} is also in {earlier.file.name}, expected it once"
                 )
-        self._mapped[path] = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+        if self._is_mapped:
+            self._bytes[path] = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+        else:
+            self._bytes[path] = FileBytes(path)
 
     def names(self) -> Sequence[str]:
         return list(self._entries)
@@ -80,12 +87,23 @@ class SafetensorsSource:
 
     def read(self, name: str, slices: tuple[slice, ...] | None = None) -> np.ndarray:
         entry = self._entry(name)
-        raw = self._mapped[entry.file][entry.start : entry.start + entry.info.nbytes]
-        tensor = raw.view(entry.info.dtype).reshape(entry.info.shape)
-        return tensor if slices is None else tensor[slices]
+        info, file = entry.info, self._bytes[entry.file]
+        if not slices or slices[0].step not in (None, 1) or not info.nbytes:
+            raw = file[entry.start : entry.start + info.nbytes]
+            tensor = raw.view(info.dtype).reshape(info.shape)
+            return tensor if slices is None else tensor[slices]
+        first, last, _ = slices[0].indices(info.shape[0])
+        num_rows, row_bytes = max(0, last - first), info.nbytes // info.shape[0]
+        start = entry.start + first * row_bytes
+        rows = file[start : start + num_rows * row_bytes].view(info.dtype)
+        rows = rows.reshape(num_rows, *info.shape[1:])
+        return rows[(slice(None), *slices[1:])] if slices[1:] else rows
 
     def close(self) -> None:
-        self._mapped.clear()
+        for file in self._bytes.values():
+            if isinstance(file, FileBytes):
+                file.close()
+        self._bytes.clear()
         self._entries.clear()
 
     def _entry(self, name: str) -> _Entry:

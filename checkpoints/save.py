@@ -104,13 +104,14 @@ class CheckpointWriter:
         """
         self._seal(quantization)
         weights = weight_files(self._folder.path)
-        files = [self._folder.path / name for name in (CONFIG_DRAFT, TOKENIZER_FILE)]
+        files = [self._folder.path / name for name in (CONFIG_DRAFT, TOKENIZER_FILE)] + weights
         return replace(
             self._original,
             path=self._folder.path,
             source=SafetensorsSource(self._folder.path),
             config=self._config(quantization),
-            version=content_hash([*files, *weights]),
+            version=content_hash(files),
+            files=tuple(files),
         )
 
     def finish(self, quantization: Quantization | None) -> None:

@@ -18,32 +18,30 @@ from random import Random
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from checkpoints.checkpoint import Checkpoint, open_checkpoint
-from checkpoints.errors import CheckpointError
-from checkpoints.resolve import resolve
-from jaxinfer.chat_template import ChatTemplate
-from jaxinfer.config import EngineConfig, ModelSource, SchedulerConfig
+from checkpoints.checkpoint import Checkpoint
+from jaxinfer.config import EngineConfig, SchedulerConfig
 from jaxinfer.engine import Engine, Runner
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.found_model import FoundModel, find_model
+from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.aot import Programs
 from jaxinfer.runtime.compile_counter import CompileCounter
 from jaxinfer.runtime.kv_cache import KVPages
 from jaxinfer.runtime.memory_budget import read_budget
-from jaxinfer.runtime.memory_plan import MemoryPlan, default_dtype
+from jaxinfer.runtime.memory_plan import MemoryPlan
 from jaxinfer.runtime.program_set import ProgramSet, prepare
 from jaxinfer.runtime.runner import ModelRunner
 from jaxinfer.runtime.scorer import Scorer
 from jaxinfer.runtime.steps import Params
 from jaxinfer.runtime.together import Together
-from jaxinfer.runtime.weight_choice import WeightChoice, choose_weights
+from jaxinfer.runtime.weight_choice import WeightChoice
 from jaxinfer.runtime.weights import load_weights
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.tokenizer import Tokenizer
+from jaxinfer.version_loading import VersionLoading
 from pallas_kernels.backend import Backend, resolve_backend
 
 _log = logging.getLogger(__name__)
@@ -67,6 +65,7 @@ class Built:
     generation_config: dict[str, Any]  # the checkpoint's defaults, Hugging Face keys
     plan: MemoryPlan
     compile_counter: CompileCounter
+    version_source: VersionLoading
     summary: dict[str, Any]  # what was planned and how long it took, for people
 
     def compile_events(self) -> dict[str, int]:
@@ -75,8 +74,10 @@ class Built:
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """The plan's parts: weights, programs, kv_pool; on a CPU also the process itself."""
-        return self.plan.by_kind()
+        """The plan's parts: weights, programs, kv_pool; on a CPU also the process itself. Weights
+        are those of now, of all versions.
+        """
+        return self.plan.by_kind() | {"weights": self.version_source.weights_bytes}
 
     def another_engine(
         self,
@@ -130,18 +131,11 @@ def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phas
     """
     counter = CompileCounter()
     phases = _Phases(on_progress)
-    cache_dir, backend = _cache_dir(config), _backend(config)
+    cache_dir = _cache_dir(config)
     with phases("find model"):
-        checkpoint = _open(config, cache_dir)
+        model = _find(config, cache_dir)
+    checkpoint, decoder = model.checkpoint, model.decoder
     try:
-        template = _chat_template(config.source)
-        dtype = default_dtype(config.source.dtype)
-        choice = _choose(config.source, checkpoint, dtype, backend)
-        with _faults_of(checkpoint.path):
-            decoder = decoder_for(
-                checkpoint.config, dtype=dtype, backend=backend, quantization=choice.quantization
-            )
-            tokenizer = Tokenizer.of(checkpoint, template)
         budget = read_budget(config.memory_utilization)  # before there are weights
         on_progress("load weights and compile")
         both = Together()
@@ -164,7 +158,16 @@ def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phas
     finally:
         checkpoint.close()
     return _assemble(
-        config, checkpoint, choice, tokenizer, decoder, found, pages, params, phases, counter
+        config,
+        checkpoint,
+        model.choice,
+        model.tokenizer,
+        decoder,
+        found,
+        pages,
+        params,
+        phases,
+        counter,
     )
 
 
@@ -227,6 +230,13 @@ def _assemble(
         generation_config=checkpoint.generation_config,
         plan=plan,
         compile_counter=counter,
+        version_source=VersionLoading(
+            config,
+            FoundModel(checkpoint, choice, decoder, tokenizer),
+            runner,
+            plan,
+            cache_dir=_cache_dir(config),
+        ),
         summary={"weights": choice.line(), **_summary(plan, found.programs, phases.seconds)},
     )
 
@@ -242,19 +252,13 @@ def compile_ahead(
     Raises: as `build`.
     """
     phases = _Phases(on_progress)
-    cache_dir, backend = _cache_dir(config), _backend(config)
+    cache_dir = _cache_dir(config)
     with phases("find model"):
-        checkpoint = _open(config, cache_dir)
-    checkpoint.close()
-    dtype = default_dtype(config.source.dtype)
-    choice = _choose(config.source, checkpoint, dtype, backend)
-    with _faults_of(checkpoint.path):
-        decoder = decoder_for(
-            checkpoint.config, dtype=dtype, backend=backend, quantization=choice.quantization
-        )
+        model = _find(config, cache_dir)
+    model.checkpoint.close()
     budget = read_budget(config.memory_utilization).elsewhere()
     with phases("compile"):
-        found = prepare(config, decoder, budget, cache_dir / PROGRAMS)
+        found = prepare(config, model.decoder, budget, cache_dir / PROGRAMS)
     cache = found.cache
     missing = [name for name in found.programs.by_name if cache.memory(name) is None]
     if missing:
@@ -263,7 +267,7 @@ def compile_ahead(
             f"{cache.folder}; give a folder that can be written, with room (--cache-dir)"
         )
     return {
-        "weights": choice.line(),
+        "weights": model.choice.line(),
         "programs": _origin(found.programs),
         "folder": f"{cache.folder} ({cache.num_bytes() / (1 << 20):,.1f} MiB)",
         "seconds": phases.seconds,
@@ -294,6 +298,12 @@ def _cache_dir(config: EngineConfig) -> Path:
     return Path(config.cache_dir or Path.home() / DEFAULT_CACHE).expanduser()
 
 
+def _find(config: EngineConfig, cache_dir: Path) -> FoundModel:
+    return find_model(
+        config.source, _backend(config), cache_dir, show_progress=config.show_progress
+    )
+
+
 def _backend(config: EngineConfig) -> Backend:
     """The kernels' form on this process's device. Raises: ConfigError."""
     device = jax.devices()[0]
@@ -309,47 +319,6 @@ def _backend(config: EngineConfig) -> Backend:
     if found.form == "reference" and found.is_exact and device.platform != "cpu":
         _log.warning("without kernels, the bits of an answer may depend on its company on a GPU")
     return found
-
-
-def _open(config: EngineConfig, cache_dir: Path) -> Checkpoint:
-    source = config.source
-    path = resolve(
-        source.model,
-        revision=source.revision,
-        download_dir=source.download_dir,
-        cache_dir=cache_dir,
-        show_progress=config.show_progress,
-    )
-    return open_checkpoint(path)
-
-
-def _choose(
-    source: ModelSource, checkpoint: Checkpoint, dtype: jnp.dtype, backend: Backend
-) -> WeightChoice:
-    is_measured = dtype == jnp.float32  # as certificates are
-    is_fast = jax.devices()[0].platform == "cpu" and backend.form == "reference"
-    return choose_weights(source, checkpoint, is_int8_fast=is_measured and is_fast)
-
-
-@contextmanager
-def _faults_of(path: Path) -> Generator[None]:
-    """What a checkpoint's content makes go wrong is the checkpoint's fault, with its name."""
-    try:
-        yield
-    except (ConfigError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
-
-
-def _chat_template(source: ModelSource) -> str | None:
-    """The user's own, in place of the checkpoint's."""
-    if source.chat_template is None:
-        return None
-    try:
-        text = Path(source.chat_template).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat_template must be a readable Jinja file: {error}") from error
-    ChatTemplate(text, bos_token=None, eos_token=None)  # refuses one that does not compile
-    return text
 
 
 def _seed_source(seed: int | None) -> Callable[[], int]:

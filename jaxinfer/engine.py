@@ -155,8 +155,13 @@ class Engine:
         """All that are there, retired ones too."""
         return self._versions.names
 
+    def takes_version(self, version: str) -> bool:
+        """Whether requests may name it: it is there and not retired."""
+        return self._versions.takes(version)
+
     def add_version(self, found: ModelVersion) -> None:
-        """Takes requests of another version, whose parameters the runner has.
+        """Takes requests of another version, whose parameters the runner has; one that is retired
+        comes back, with those that still live.
 
         Raises: ValueError if it is there.
         """

@@ -58,7 +58,7 @@ class Versions:
     def choose(self, name: str | None) -> ModelVersion:
         """Raises: InvalidRequest for one that is not there, or is retired."""
         name = name or self._current
-        if name not in self._by_name or name in self._retired:
+        if not self.takes(name):
             takes = ", ".join(n for n in self._by_name if n not in self._retired)
             raise InvalidRequest(
                 f"the weights version {name[:80]!r} takes no requests; there is {takes}",
@@ -66,10 +66,15 @@ class Versions:
             )
         return self._by_name[name]
 
+    def takes(self, name: str) -> bool:
+        """Whether it is there and not retired."""
+        return name in self._by_name and name not in self._retired
+
     def add(self, found: ModelVersion) -> None:
-        """Raises: ValueError if it is there."""
-        if found.name in self._by_name:
+        """One that is retired comes back. Raises: ValueError if it is there."""
+        if self.takes(found.name):
             raise ValueError(f"version {found.name} is there already")
+        self._retired.discard(found.name)
         self._by_name[found.name] = found
 
     def become_current(self, name: str) -> None:

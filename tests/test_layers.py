@@ -26,7 +26,7 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
     {
         "async_engine": "async_engine batch_window request_stream observer",
         "rollout": "rollout rollout_log canary",
-        "build": "build",
+        "build": "build found_model loaded_versions fitting_version version_loading",
         "quantization": "quantization",
     },
     {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -72,6 +72,18 @@ class Decoder:
     def params_bytes(self) -> int:
         leaves = jax.tree.leaves(self.param_shapes)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+    def shares_programs_with(self, other: Decoder) -> bool:
+        """Whether the same programs compute both: they differ in weights at most, and in how long
+        a text may be.
+        """
+        length = other.config.max_position_embeddings
+        return (
+            replace(self.config, max_position_embeddings=length) == other.config
+            and self.arithmetic == other.arithmetic
+            and (self.layers, self.layer_kinds) == (other.layers, other.layer_kinds)
+            and self.param_shapes == other.param_shapes
+        )
 
     def bind_top(self, params: dict[str, Any]) -> Top:
         """Embedding, last norm and head, for use while tracing; `layers` in params is ignored."""

@@ -16,7 +16,7 @@ from jaxinfer.config import MIN_MEMORY_UTILIZATION, EngineConfig, SchedulerConfi
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.kv_cache import page_bytes, page_shape, pages_dtype
-from jaxinfer.runtime.memory_budget import MemoryBudget
+from jaxinfer.runtime.memory_budget import ROOT, MemoryBudget, free_bytes
 from pallas_kernels.addressing import LOWEST_BAD, LOWEST_GOOD, is_addressable
 
 _log = logging.getLogger(__name__)
@@ -52,6 +52,16 @@ class MemoryPlan:
         """All of it, and on a CPU the process itself."""
         fixed = self.budget.process_bytes + self.weights_bytes + self.programs_bytes
         return fixed + self.pool_bytes
+
+    def free_bytes(self, weights_bytes: int) -> int | None:
+        """What another version's weights may take: of a GPU's budget, while all versions that are
+        there take `weights_bytes`; of what a CPU's system has now. None: it does not tell.
+        """
+        if not self.budget.is_gpu:
+            return free_bytes(ROOT)
+        assert self.budget.total_bytes is not None
+        others = self.programs_bytes + self.pool_bytes
+        return max(0, self.budget.total_bytes - others - weights_bytes)
 
     def by_kind(self) -> dict[str, int]:
         """The parts of the sum."""

@@ -66,6 +66,7 @@ class ModelRunner:
         self._make_pages = make_pages
         self._newest = self._empty_seats()
         self._tops = {version: without_layers(tree) for version, tree in params.items()}
+        self._weights_bytes = {version: _num_bytes(tree) for version, tree in params.items()}
         self._pages = list(pages)
         self._programs = programs
         self._num_mask_words = -(-vocab_size // 32)
@@ -176,13 +177,32 @@ class ModelRunner:
         """
         before = self._params.get(version)
         self._params[version] = params
+        self._weights_bytes[version] = _num_bytes(params)
         self._tops[version] = without_layers(params)
         if before is not None:
             _delete(before)
 
+    def take_version(self, version: str) -> Params:
+        """Its parameters, now the caller's, to be replaced one by one. Until `add_version` gives it
+        others, or `drop_version` lets it go, no step can be of this version.
+        """
+        params, self._params[version] = self._params[version], {}
+        self._tops[version] = {}
+        return params
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Those that it has. Any thread may ask."""
+        return tuple(self._params)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of the parameters of all versions. Any thread may ask."""
+        return sum(list(self._weights_bytes.values()))
+
     def drop_version(self, version: str) -> None:
         """Frees the parameters of a version, though others may refer to them."""
-        del self._tops[version]
+        del self._tops[version], self._weights_bytes[version]
         _delete(self._params.pop(version))
 
     def score_chunk(
@@ -199,6 +219,10 @@ class ModelRunner:
     def add_programs(self, programs: Programs) -> None:
         """More executables, e.g. those of scoring."""
         self._programs = self._programs.merged(programs)
+
+
+def _num_bytes(params: Params) -> int:
+    return sum(array.nbytes for array in jax.tree.leaves(params))
 
 
 def _delete(params: Params) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
+import jax
+import numpy as np
 from tqdm import tqdm
 
 from checkpoints.checkpoint import Checkpoint
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import CONFIG_KEY, Quantization, quantization_of
-from checkpoints.load import load_params
+from checkpoints.load import ParamPath, load_params, read_params
 from checkpoints.load_product import ProductSpec
 from jaxinfer.models.registry import Decoder
 
@@ -28,23 +30,21 @@ def load_weights(
     decoder: Decoder,
     *,
     on_tensor: Callable[[], None] = lambda: None,
+    put: Callable[[np.ndarray], jax.Array] = jax.device_put,
+    is_in_background: bool = False,
     show_progress: bool = False,
 ) -> dict[str, Any]:
     """Parameters in the decoder's dtype, read one tensor at a time.
 
     Args:
         on_tensor: called after each; what it raises ends the work, and is raised.
+        put: host array -> device array.
+        is_in_background: on the caller's thread alone, and every number must be finite.
     Raises: CheckpointError for a tensor that is missing, unused or of another shape, and for the
         format of a product that the decoder does not have.
     """
-    source, file = checkpoint.source, str(checkpoint.path)
-    found = quantization_of(checkpoint.config, file)
-    if found is not None:
-        _check_exceptions(found, decoder, file)
-    ignored: list[str] = list(IGNORED_TENSORS)
-    if decoder.config.tie_word_embeddings and HEAD in source.names():
-        log.warning("%s: %s is not used, the embedding is the head", checkpoint.path, HEAD)
-        ignored.append(HEAD)
+    source = checkpoint.source
+    options = _options(checkpoint, decoder)
     total = sum(source.info(name).nbytes for name in source.names())
     with tqdm(
         total=total,
@@ -61,13 +61,45 @@ def load_weights(
         return load_params(
             source,
             decoder.weight_plan(),
-            dtype=decoder.dtype,
-            ignore=ignored,
+            **options,
+            put=put,
             progress=advance,
-            is_quantized=found is not None,
-            num_threads=min(MAX_THREADS, os.cpu_count() or 1),
-            file=file,
+            num_threads=0 if is_in_background else min(MAX_THREADS, os.cpu_count() or 1),
+            must_be_finite=is_in_background,
         )
+
+
+def each_weight(
+    checkpoint: Checkpoint, decoder: Decoder
+) -> Generator[tuple[dict[ParamPath, np.ndarray], int]]:
+    """The same in the background, on the host: the arrays of a weight by their paths, and its bytes
+    in the file.
+    """
+    return read_params(
+        checkpoint.source,
+        decoder.weight_plan(),
+        **_options(checkpoint, decoder),
+        num_threads=0,
+        must_be_finite=True,
+    )
+
+
+def _options(checkpoint: Checkpoint, decoder: Decoder) -> dict[str, Any]:
+    """What reading must know of the two."""
+    file = str(checkpoint.path)
+    found = quantization_of(checkpoint.config, file)
+    if found is not None:
+        _check_exceptions(found, decoder, file)
+    ignored: list[str] = list(IGNORED_TENSORS)
+    if decoder.config.tie_word_embeddings and HEAD in checkpoint.source.names():
+        log.warning("%s: %s is not used, the embedding is the head", checkpoint.path, HEAD)
+        ignored.append(HEAD)
+    return {
+        "dtype": decoder.dtype,
+        "ignore": ignored,
+        "is_quantized": found is not None,
+        "file": file,
+    }
 
 
 def _check_exceptions(found: Quantization, decoder: Decoder, file: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jaxinfer.errors import Unavailable
+from jaxinfer.errors import EngineFailure, Unavailable
 from jaxinfer.server.smoke import smoke
 from jaxinfer.version_order import VersionOrder
 
@@ -75,11 +75,10 @@ class Arrival:
         opened = self._opened
         assert opened is not None
         self.slot.become("loading")
-        self._opened = None  # loading closes it
         new = await self._shop.work.run(
             "load-version", lambda: opened.load(self._say), unwanted=_discard
         )
-        self._new = new
+        self._opened, self._new = None, new
         self.slot.note_loaded(new)
         self.slot.engine = (
             self._shop.home if new.engine is None else self._shop.make_engine(new.engine)
@@ -123,7 +122,7 @@ class Arrival:
         await smoke(self.slot.model, recorded)
 
     def discard(self) -> None:
-        """What was found and is not loaded."""
+        """What was found and is not loaded; loading ends early."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -162,15 +161,13 @@ class Arrival:
         self, new: NewVersion, old: VersionSlot, recorded: Sequence[Recorded]
     ) -> None:
         self.slot.become("installing")
+        await self._install_held(new)  # where it fails, it has read the old ones again
+        self.slot.is_installed = True
+        assert self.slot.model is not None
         try:
-            await self._install_held(new)
-            self.slot.is_installed = True
-            assert self.slot.model is not None
             await smoke(self.slot.model, recorded)
-        except _NotHeld as refused:
-            raise refused.error from None
         except Exception as error:
-            log.error("version %s could not be streamed in: %s", new.name, error)
+            log.error("version %s does not answer as it should: %s", new.name, error)
             self.slot.is_installed = False
             await self._restore(old)
             raise
@@ -178,14 +175,13 @@ class Arrival:
     async def _install_held(self, new: NewVersion) -> None:
         """Not released when it is broken off: the thread may still write."""
         home = self._shop.home
-        try:
-            core = await home.hold(PAUSE_S)
-        except Unavailable as error:
-            raise _NotHeld(error) from None
+        core = await home.hold(PAUSE_S)
         try:
             await self._shop.work.run("stream-version", lambda: new.install(core))
-        except Exception:
+        except Exception as error:
             home.release()
+            if isinstance(error, EngineFailure):
+                self._give_up(error)
             raise
         home.release()
 
@@ -198,12 +194,14 @@ class Arrival:
             before = await shop.work.run("load-version", lambda: opened.load(self._say))
             await self._install_held(before)
         except Exception as error:
-            reason = f"the weights of version {old.name} are lost, and could not be read again"
-            log.critical("%s: %s; restart the server", reason, error)
-            shop.state.door.bar(f"{reason}; the server must be restarted")
-            return
-        old.discard = before.discard
-        log.warning("version %s has been read again and serves on", old.name)
+            self._give_up(error)
+        else:
+            log.warning("version %s has been read again and serves on", old.name)
+
+    def _give_up(self, error: Exception) -> None:
+        reason = "the weights are lost and could not be read again"
+        log.critical("%s: %s; restart the server", reason, error)
+        self._shop.state.door.bar(f"{reason}; the server must be restarted")
 
     async def _until_no_call(self) -> None:
         """Of those that have a model; the others wait at the door."""
@@ -221,14 +219,6 @@ class Arrival:
     def _say(self, text: str) -> None:
         """On any thread."""
         self.slot.progress = text
-
-
-class _NotHeld(Exception):
-    """Nothing has been touched."""
-
-    def __init__(self, error: Unavailable):
-        super().__init__(str(error))
-        self.error = error
 
 
 def _close(opened: OpenVersion) -> None:

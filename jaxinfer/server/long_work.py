@@ -38,38 +38,58 @@ class LongWork:
 
         Args:
             name: of the thread.
-            unwanted: told what came of it when nobody waits any more.
+            unwanted: told what came of it when nobody waits any more; on a thread, too.
         Raises: what it raises; what is no Exception as a RuntimeError.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
 
-        def tell(finish: Callable[[], None]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(finish)
+        def leave(result: Result) -> None:
+            self._start(name, lambda: unwanted(result))
 
-        me = object()
-        self._at_work.add(me)
-
-        def at_work() -> Result:
-            try:
-                return work()
-            finally:
-                self._at_work.discard(me)
-
-        def body() -> None:
-            try:
-                result = at_work()
-            except BaseException as raised:
-                error = raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
-                tell(lambda: None if done.done() else done.set_exception(error))
+        def settle(result: Result) -> None:
+            if done.done():
+                leave(result)
             else:
-                tell(lambda: unwanted(result) if done.done() else done.set_result(result))
+                done.set_result(result)
 
-        threading.Thread(target=body, name=name, daemon=True).start()
+        def fail(error: Exception) -> None:
+            if not done.done():
+                done.set_exception(error)
+
+        self._start(name, work, settle=settle, fail=fail)
         try:
             return await done
         except asyncio.CancelledError:
             if not done.cancelled() and done.exception() is None:  # both at once
-                unwanted(done.result())
+                leave(done.result())
             raise
+
+    def _start(
+        self,
+        name: str,
+        work: Callable[[], Result],
+        *,
+        settle: Callable[[Result], None] = lambda result: None,
+        fail: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        """`settle` or `fail` is called on the event loop, when the thread counts no more."""
+        loop = asyncio.get_running_loop()
+        me = object()
+        self._at_work.add(me)
+
+        def tell(function: Callable[..., None], value: object) -> None:
+            self._at_work.discard(me)
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(function, value)
+
+        def body() -> None:
+            try:
+                result = work()
+            except BaseException as raised:
+                is_plain = isinstance(raised, Exception)
+                tell(fail, raised if is_plain else RuntimeError(repr(raised)))
+            else:
+                tell(settle, result)
+
+        threading.Thread(target=body, name=name, daemon=True).start()

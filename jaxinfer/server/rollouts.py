@@ -15,7 +15,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from checkpoints.errors import CheckpointError
-from jaxinfer.errors import ConfigError, Conflict, InvalidRequest, JaxInferError, Unavailable
+from jaxinfer.errors import (
+    ConfigError,
+    Conflict,
+    InvalidRequest,
+    JaxInferError,
+    NoRoom,
+    Unavailable,
+)
 from jaxinfer.server.arrival import Arrival, Workshop
 from jaxinfer.server.decision_book import DecisionBook
 from jaxinfer.server.long_work import LongWork
@@ -309,8 +316,8 @@ class Rollouts:
     ) -> None:
         """From an order to a canary, or to the reason why not."""
         try:
-            await arrival.find()
-            self._check_new(trial.slot)
+            await self._find(arrival)
+            self._check_new(arrival)
             _fulfil(found)
             await self._make_room(trial.slot)
             await arrival.load()
@@ -352,8 +359,27 @@ class Rollouts:
         if not self._is_closed and arrival.slot.is_arriving:
             self._roster.send_away(arrival.slot)
 
-    def _check_new(self, slot: VersionSlot) -> None:
-        """Raises: Conflict if a version of that name is here."""
+    async def _find(self, arrival: Arrival) -> None:
+        """Where there is no room, the version that stands by goes, and it is tried again."""
+        try:
+            await arrival.find()
+        except NoRoom:
+            if self._roster.standby is None:
+                raise
+            await self._make_room(arrival.slot)
+            await arrival.find()
+
+    def _check_new(self, arrival: Arrival) -> None:
+        """Raises: Conflict if a version of that name is here; InvalidRequest if the engine that it
+        belongs into is not.
+        """
+        slot = arrival.slot
+        if not (arrival.is_apart or self._roster.home.is_alive):
+            raise InvalidRequest(
+                f"version {slot.name} belongs into the first engine, which was given back; "
+                "restart the server with it",
+                param="model",
+            )
         for other in self._roster.slots:
             if other is not slot and other.name == slot.name:
                 how = {
@@ -401,7 +427,7 @@ class Rollouts:
             raise Conflict("the stable version is being read again; wait until it is there")
         if self._work.is_busy:
             raise Conflict("a load that was taken back has not ended; try again in a moment")
-        if self._source is None or not self._roster.home.is_alive:
+        if self._source is None:
             raise InvalidRequest("this server can load no versions; restart it with the model")
         return Workshop(
             state=self._state,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.errors import JaxInferError, ModelNotFound
+from jaxinfer.errors import JaxInferError, ModelNotFound, Unavailable
 
 if TYPE_CHECKING:
     from jaxinfer.async_engine import AsyncEngine
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MIN_TURN_SHARE = 0.01  # of the steps, so that calls that name a version get somewhere
+AGAIN_S = 1.0  # an engine that did not answer is asked again
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
@@ -134,10 +135,15 @@ class Roster:
 
     async def _leave(self, slot: VersionSlot) -> None:
         engine, others = slot.engine, [s for s in self._slots if s is not slot]
-        await slot.leave(self._versions, others)
+        while slot.life != "gone":
+            try:
+                await slot.leave(self._versions, others)
+            except Unavailable as error:
+                log.warning("version %s is not gone yet: %s", slot.name, error)
+                await asyncio.sleep(AGAIN_S)
         self._slots.remove(slot)
         if engine is self._home and not self._home.is_alive:
-            self._free_first()
+            await asyncio.to_thread(self._free_first)
 
     def _tell(self, slot: VersionSlot, change: Callable[[Engine], None]) -> None:
         if slot.engine is not None:

@@ -107,7 +107,7 @@ class VersionSlot:
 
         Args:
             others: that are here; one of them may share its engine.
-        Raises: Unavailable if the engine takes no orders.
+        Raises: Unavailable if the engine does not answer; it may be called again then.
         """
         if self.is_routed:
             await versions.wait_until_unused(self.name)
@@ -118,7 +118,7 @@ class VersionSlot:
             else:
                 await self._close_engine(self.engine)
         elif self.discard is not None:
-            self.discard()
+            await asyncio.to_thread(self.discard)
         if self.model is not None:
             self.model.close()
         self.model = self.engine = self.discard = None
@@ -140,4 +140,4 @@ class VersionSlot:
     async def _close_engine(self, engine: AsyncEngine) -> None:
         await engine.close()
         if self.discard is not None:
-            self.discard()
+            await asyncio.to_thread(self.discard)

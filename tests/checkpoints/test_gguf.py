@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -89,6 +90,20 @@ def test_a_zero_group_dequantizes_to_exact_zeros(tmp_path: Path, tiny):
 def test_plain_types_are_views_of_the_file(tmp_path: Path, tiny):
     source = GGUFSource(tiny.gguf(tmp_path / "m.gguf", tiny.model("llama")))
     assert not source.read("model.embed_tokens.weight").flags.owndata
+
+
+def test_a_file_that_is_not_mapped_reads_the_same(tmp_path: Path, tiny):
+    """Rows of q and k are moved."""
+    path = tiny.gguf(tmp_path / "m.gguf", tiny.model("llama"), quantization=Type.Q8_0)
+    mapped, source = GGUFSource(path), GGUFSource(path, is_mapped=False)
+    for name in mapped.names():
+        for part in (None, (slice(3, 7),), (slice(None, None, 3),)):
+            got = source.read(name, part)
+            np.testing.assert_array_equal(got, mapped.read(name, part), err_msg=name)
+    os.truncate(path, source._entry("model.norm.weight").tensor.start)
+    with pytest.raises(CheckpointError, match="cut short while it was read"):
+        source.read("model.norm.weight")
+    source.close()
 
 
 def test_a_view_outlives_the_source(tmp_path: Path, tiny):

@@ -18,7 +18,7 @@ from gguf.constants import GGMLQuantizationType
 from checkpoints import aligned
 from checkpoints.errors import CheckpointError
 from checkpoints.gguf import GGUFSource
-from checkpoints.load import WeightSpec, load_params
+from checkpoints.load import WeightSpec, load_params, read_params
 from checkpoints.safetensors import SafetensorsSource
 from checkpoints.source import TensorInfo
 
@@ -133,6 +133,28 @@ def test_the_size_of_a_chunk_changes_nothing(monkeypatch, chunk_bytes: int):
     params = load_all(source, [spec("a", 7, 10), spec("none", 0, 3)])
     np.testing.assert_array_equal(np.asarray(params["a"]), values)
     assert params["none"].shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(np.nan, np.float32), (-np.inf, np.float32), (3.4e38, ml_dtypes.bfloat16)]
+)
+def test_a_number_that_is_not_finite_is_refused_where_it_must_be(value: float, dtype: Any):
+    tensor = ones(3, 2)
+    tensor[2, 1] = value
+    source = DictSource(a=tensor)
+    load_all(source, [spec("a", 3, 2)], dtype=dtype)
+    with pytest.raises(CheckpointError, match="f: tensor 'a': expected finite numbers of"):
+        load_all(source, [spec("a", 3, 2)], dtype=dtype, must_be_finite=True)
+
+
+def test_without_threads_nothing_is_read_ahead():
+    source = DictSource(a=ones(2), b=ones(3))
+    read = read_params(
+        source, [spec("a", 2), spec("b", 3)], dtype=np.float32, num_threads=0, file="f"
+    )
+    arrays, num_bytes = next(read)
+    assert (list(arrays), num_bytes, source.num_read) == ([("a",)], 8, 1)
+    assert [list(arrays) for arrays, _ in read] == [[("b",)]]
 
 
 def test_progress_adds_up_to_the_bytes_of_the_source():

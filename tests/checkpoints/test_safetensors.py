@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -50,6 +51,28 @@ def test_a_read_is_a_read_only_view_of_the_mapped_file(single: Path):
     assert not tensor.flags.owndata
     with pytest.raises(ValueError, match="read-only"):
         tensor[0] = 1.0
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        None,
+        (slice(3, 7),),
+        (slice(3, 7), slice(None, 10)),
+        (slice(None, None, 2),),
+        (slice(5, 5),),
+        (slice(-2, None),),
+    ],
+)
+def test_a_file_that_is_not_mapped_reads_the_same(single: Path, part: tuple[slice, ...] | None):
+    name = "model.layers.1.mlp.gate_proj.weight"
+    mapped, source = SafetensorsSource(single), SafetensorsSource(single, is_mapped=False)
+    got = source.read(name, part)
+    np.testing.assert_array_equal(got, mapped.read(name, part))
+    os.truncate(single / "model.safetensors", 8)
+    with pytest.raises(CheckpointError, match="cut short while it was read"):
+        source.read(name)
+    source.close()
 
 
 def test_a_view_outlives_the_source(single: Path, tiny):

@@ -14,6 +14,7 @@ import pytest
 from jaxinfer.config import EngineConfig, SchedulerConfig, replace
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.runtime import memory_plan
 from jaxinfer.runtime.memory_budget import MemoryBudget
 from jaxinfer.runtime.memory_plan import (
     CPU_POOL_BYTES,
@@ -179,6 +180,20 @@ def test_memory_in_which_nothing_fits_is_refused_with_what_is_needed():
 
 def test_unknown_memory_is_not_checked():
     plan(kv_cache_bytes=50 * PAGE_BYTES, programs=1 << 60).check()
+
+
+def test_another_version_may_take_what_a_gpu_has_left():
+    got = plan(budget=gpu(1 << 30), kv_cache_bytes=50 * PAGE_BYTES, programs=1000)
+    budget, weights = got.budget.total_bytes, got.weights_bytes
+    assert budget is not None
+    assert got.free_bytes(weights) == budget - got.total_bytes
+    assert got.free_bytes(3 * weights) == budget - got.total_bytes - 2 * weights
+    assert got.free_bytes(1 << 30) == 0
+
+
+def test_another_version_may_take_what_a_cpus_system_has_now(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda root: 12345)
+    assert plan(budget=cpu(10)).free_bytes(7) == 12345
 
 
 def test_the_sum_is_told():

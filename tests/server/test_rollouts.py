@@ -16,6 +16,7 @@ from jaxinfer.errors import (
     EngineFailure,
     InvalidRequest,
     ModelNotFound,
+    NoRoom,
     PoolLost,
     Unavailable,
 )
@@ -303,6 +304,25 @@ def test_the_version_that_stands_by_makes_room_for_the_next(tmp_path: Path):
     run(scenario, tmp_path)
 
 
+def test_a_version_without_room_is_sought_again_when_the_one_that_stands_by_is_gone(
+    tmp_path: Path,
+):
+    async def scenario(w: World) -> None:
+        await w.canary()
+        await w.rollouts.promote("v2")
+        w.source.ways["v3"] = Way(open_error=NoRoom("9 bytes are missing"), is_crowded=True)
+        await w.order("v3")
+        await until(lambda: w.role("v3") == "canary")
+        assert w.runner.dropped == ["v1"]
+        await w.rollouts.drop("v3")
+        await until(lambda: w.role("v3") is None)
+        w.source.ways["v4"] = Way(open_error=NoRoom("9 bytes are missing"))
+        with pytest.raises(InvalidRequest, match="9 bytes are missing"):
+            await w.order("v4")
+
+    run(scenario, tmp_path)
+
+
 def test_an_order_that_cannot_be_found_leaves_the_way_back_open(tmp_path: Path):
     async def scenario(w: World) -> None:
         await w.canary()
@@ -427,8 +447,9 @@ def test_the_first_engine_is_given_back_when_another_engines_version_has_taken_o
         await until(lambda: freed == ["first"])
         assert not w.engine.is_alive
         assert await w.say() == "ceg"
+        w.source.ways["v3"] = Way()
         with pytest.raises(InvalidRequest, match="restart"):
-            await w.order("v1")
+            await w.order("v3")
 
     run(scenario, tmp_path, free_first=lambda: freed.append("first"))
 
@@ -521,11 +542,21 @@ def test_a_streamed_version_that_is_bad_is_replaced_by_the_one_before(tmp_path: 
 
 def test_without_any_weights_nobody_waits_and_the_process_is_ill(tmp_path: Path):
     async def scenario(w: World) -> None:
-        w.source.ways["v2"] = Way(manner="stream", install_error=ValueError("a tensor is gone"))
+        w.source.ways["v2"] = Way(manner="stream", install_error=EngineFailure("no weights"))
         await w.order("v2")
         await until(lambda: w.phase == "failed")
-        with pytest.raises(Unavailable, match="weights of version v1 are lost"):
+        with pytest.raises(Unavailable, match="weights are lost"):
             await w.say()
+        assert "must be restarted" in str(w.state.ailment())
+
+    run(scenario, tmp_path)
+
+
+def test_where_the_version_before_cannot_be_read_again_the_process_is_ill_too(tmp_path: Path):
+    async def scenario(w: World) -> None:
+        w.source.ways["v2"] = Way(manner="stream", has_logits=False)
+        await w.order("v2")
+        await until(lambda: w.phase == "failed")
         assert "must be restarted" in str(w.state.ailment())
 
     run(scenario, tmp_path)

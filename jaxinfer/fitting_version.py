@@ -1,0 +1,242 @@
+"""A version on its way in that the running programs compute: beside the others, or in place of the
+current one, tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+import jax
+
+from checkpoints.aligned import CHUNK_BYTES
+from checkpoints.checkpoint import Checkpoint
+from checkpoints.checksums import check_sums
+from checkpoints.file_stamps import FileStamps
+from jaxinfer.engine import Engine
+from jaxinfer.errors import Conflict, EngineFailure
+from jaxinfer.found_model import FoundModel
+from jaxinfer.loaded_versions import LoadedVersions, Origin, PlacedTensors
+from jaxinfer.models.registry import Decoder
+from jaxinfer.new_version import Manner, NewVersion
+from jaxinfer.runtime.low_priority import at_low_priority
+from jaxinfer.runtime.steps import Params
+from jaxinfer.runtime.streamed_weights import stream_weights
+from jaxinfer.runtime.weights import each_weight, load_weights
+from jaxinfer.version_order import VersionOrder
+from jaxinfer.versions import ModelVersion
+
+log = logging.getLogger(__name__)
+
+
+class FittingVersion:
+    """An `OpenVersion`. Owns what was found.
+
+    Raises: ConfigError if there is no room for it.
+    """
+
+    def __init__(self, found: FoundModel, order: VersionOrder, loaded: LoadedVersions):
+        self._found, self._order, self._loaded = found, order, loaded
+        self._stamps = FileStamps(found.checkpoint.files)
+        self._is_closed = threading.Event()
+        self._is_others = False  # the checkpoint: `load` closes it, or whom it gave it to
+        self.name, self.root = found.version, order.source.model
+        self.manner: Manner = "stream" if order.swap_mode == "stream" else "beside"
+        self.weights_bytes = found.decoder.params_bytes
+        self.lines = (found.choice.line(), f"{self.weights_bytes} bytes of weights, {self.manner}")
+        self._check_room()
+
+    def load(self, on_progress: Callable[[str], None]) -> NewVersion:
+        """On one thread of low priority; see `OpenVersion`. `close` ends it from another thread.
+
+        Raises: also Conflict if it was closed.
+        """
+        self._is_others = True
+        try:
+            version = at_low_priority(lambda: self._read(on_progress))
+        except BaseException:
+            self._found.checkpoint.close()
+            raise
+        if self.manner == "beside":
+            self._found.checkpoint.close()
+        return version
+
+    def close(self) -> None:
+        self._is_closed.set()
+        if not self._is_others:
+            self._found.checkpoint.close()
+
+    def _go_on(self) -> None:
+        if self._is_closed.is_set():
+            raise Conflict(f"version {self.name} was given up while it was read")
+
+    def _read(self, on_progress: Callable[[str], None]) -> NewVersion:
+        self._go_on()
+        on_progress("compare checksums")
+        check_sums(self._found.checkpoint.path, self._go_on)
+        on_progress("read and check weights")
+        return self._checked() if self.manner == "stream" else self._placed()
+
+    def _placed(self) -> NewVersion:
+        """Its parameters are on the device."""
+        self._check_room()
+        placed = self._loaded.begin()
+        try:
+            params = load_weights(
+                self._found.checkpoint,
+                self._found.decoder,
+                on_tensor=self._go_on,
+                put=placed.put,
+                is_in_background=True,
+            )
+            self._stamps.check()
+        except BaseException:
+            placed.free()
+            self._loaded.settle(placed)
+            raise
+        origin = Origin.of(self._order.source, self._found)
+        entry = _Beside(self._loaded, self._model_version(), params, origin, placed)
+        return self._new_version(entry.install, entry.discard)
+
+    def _checked(self) -> NewVersion:
+        """All of it was read once; nothing is on the device."""
+        weights = each_weight(self._found.checkpoint, self._found.decoder)
+        with closing(weights):
+            for _ in weights:
+                self._go_on()
+        self._stamps.check()
+        origin = Origin.of(self._order.source, self._found)
+        found = self._found.checkpoint
+        entry = _InPlace(self._loaded, self._model_version(), origin, found, self._stamps)
+        return self._new_version(entry.install, entry.discard)
+
+    def _check_room(self) -> None:
+        decoder = self._found.decoder
+        needed = self.weights_bytes if self.manner == "beside" else 0
+        if not self._loaded.plan.budget.is_gpu:
+            needed += spare_bytes(decoder)
+        self._loaded.check_room(needed, f"version {self.name} of {self.root}")
+
+    def _model_version(self) -> ModelVersion:
+        ends = frozenset(self._found.checkpoint.eos_token_ids)
+        return ModelVersion(self.name, self._found.tokenizer, ends)
+
+    def _new_version(
+        self, install: Callable[[Engine], None], discard: Callable[[], None]
+    ) -> NewVersion:
+        return NewVersion(
+            model_version=self._model_version(),
+            manner=self.manner,
+            root=self.root,
+            generation_config=self._found.checkpoint.generation_config,
+            max_model_len=self._loaded.plan.max_model_len,
+            vocab_size=self._found.decoder.config.vocab_size,
+            weights_bytes=self.weights_bytes,
+            lines=self.lines,
+            install=install,
+            discard=discard,
+        )
+
+
+class _Beside:
+    """What `install` and `discard` of manner `beside` do, once."""
+
+    def __init__(
+        self,
+        loaded: LoadedVersions,
+        version: ModelVersion,
+        params: Params,
+        origin: Origin,
+        placed: PlacedTensors,
+    ):
+        self._loaded, self._version, self._origin = loaded, version, origin
+        self._params: Params | None = params
+        self._placed = placed
+
+    def install(self, engine: Engine) -> None:
+        if self._params is None:
+            raise Conflict(f"version {self._version.name} was installed or discarded before")
+        params, self._params = self._params, None
+        self._loaded.add(self._version.name, params, self._origin)
+        self._loaded.settle(self._placed)
+        _enter(engine, self._version)
+
+    def discard(self) -> None:
+        if self._params is not None:
+            self._params = None
+            self._placed.free()
+            self._loaded.settle(self._placed)
+
+
+class _InPlace:
+    """The same of manner `stream`. Owns the checkpoint."""
+
+    def __init__(
+        self,
+        loaded: LoadedVersions,
+        version: ModelVersion,
+        origin: Origin,
+        checkpoint: Checkpoint,
+        stamps: FileStamps,
+    ):
+        self._loaded, self._version, self._origin = loaded, version, origin
+        self._checkpoint, self._stamps = checkpoint, stamps
+
+    def install(self, engine: Engine) -> None:
+        """See `NewVersion`.
+
+        Raises: Conflict if sequences live, CheckpointError for a file that was written since:
+            nothing has changed then. What reading raises: the version before was read again.
+            EngineFailure if that could not be: there are no weights, only a restart helps.
+        """
+        if engine.has_requests:
+            raise Conflict("expected no live request while weights are replaced; drain first")
+        with closing(self._checkpoint):
+            self._stamps.check()
+            before, runner = engine.version, self._loaded.runner
+            origin = self._loaded.origin_of(before)
+            params = runner.take_version(before)
+            try:
+                stream_weights(params, self._checkpoint, self._origin.decoder)
+                self._stamps.check()
+            except BaseException as error:
+                _read_again(params, before, origin, error)
+                runner.add_version(before, params)
+                raise
+        self._loaded.add(self._version.name, params, self._origin)
+        _enter(engine, self._version)
+        if self._version.name != before:
+            engine.serve_version(self._version.name)
+            engine.drop_version(before)
+
+    def discard(self) -> None:
+        self._checkpoint.close()
+
+
+def _enter(engine: Engine, version: ModelVersion) -> None:
+    if not engine.takes_version(version.name):
+        engine.add_version(version)
+
+
+def _read_again(params: Params, version: str, origin: Origin, error: BaseException) -> None:
+    """What was current, after `error` has left a mixture. Raises: EngineFailure."""
+    log.error("the weights of %s are read again, after: %s", version, error)
+    try:
+        with closing(origin.opened()) as checkpoint:
+            stream_weights(params, checkpoint, origin.decoder)
+    except Exception as failure:
+        for array in jax.tree.leaves(params):
+            array.delete()
+        raise EngineFailure(
+            f"the weights are lost: another version could not be read ({error}), and "
+            f"{version} could not be read again ({failure}); restart the server"
+        ) from error
+
+
+def spare_bytes(decoder: Decoder) -> int:
+    """What loading needs on the host, at once, beside the weights that it has placed."""
+    leaves = jax.tree.leaves(decoder.param_shapes)
+    largest = max(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return largest + 2 * CHUNK_BYTES
