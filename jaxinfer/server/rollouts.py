@@ -111,7 +111,8 @@ class Rollouts:
         self._book.started(slot.name, slot.root)
 
     def start(self) -> None:
-        """Lets time pass for what is tried; call it on the event loop."""
+        """Listens to what the server does, and lets time pass; call it on the event loop."""
+        self._state.on_verdict, self._state.on_request = self.note_verdict, self.note_request
         self._spawn(self._watch())
 
     @property

@@ -52,7 +52,7 @@ class DecisionCard(Struct):
     version: str
     by: str  # operator, plan, signal or loading
     reason: str
-    numbers: dict[str, float | int | str]
+    numbers: dict[str, Any]
 
 
 class RolloutCard(Struct):

@@ -149,8 +149,6 @@ def rollouts_of(house: House, log: Path) -> Generator[ScriptedSource]:
             before=before_this_start(book.records(), "v1"),
         )
         house.state.rollouts = rollouts
-        house.state.on_verdict = rollouts.note_verdict
-        house.state.on_request = rollouts.note_request
         rollouts.start()
         return rollouts
 
