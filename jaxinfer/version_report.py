@@ -34,6 +34,9 @@ def report_lines(report: Json) -> Iterator[str]:
     """All of it: the table, the rollout with its evidence, the last decisions."""
     yield from _table([HEADS, *map(_row, report["versions"])])
     yield ""
+    for title in ("before_this_start", "reload", "pause"):
+        if report[title] is not None:
+            yield f"{title.replace('_', ' ')}: {report[title]}"
     yield state_line(report)
     if report["rollout"] is not None:
         yield from _evidence_lines(report["rollout"]["evidence"])

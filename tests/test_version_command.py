@@ -74,6 +74,14 @@ def test_the_list_is_a_table_with_the_evidence_and_the_decisions(
     assert lines[7].endswith("v2: begin by operator: it is loaded (share=0.1)")
 
 
+def test_the_list_says_why_calls_wait_and_what_a_crash_broke_off(
+    locked: House, rollouts: ScriptedRollouts
+):
+    rollouts.pause, rollouts.before_this_start = "v2 is streamed in", "stable v0"
+    _, out, _ = command(locked, "list")
+    assert "before this start: stable v0\npause: v2 is streamed in\n" in out
+
+
 def test_load_sends_what_was_typed(locked: House, rollouts: ScriptedRollouts, tmp_path: Path):
     recorded = tmp_path / "said.jsonl"
     recorded.write_text('{"prompt": "a", "text": "b"}\n\n')
@@ -234,3 +242,16 @@ def test_it_starts_without_jax(locked: House, rollouts: ScriptedRollouts):
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "v1" in done.stdout
+
+
+def test_a_reader_that_has_enough_is_no_error(locked: House, rollouts: ScriptedRollouts):
+    words = [sys.executable, "-m", "jaxinfer", "versions", "list", "--url", locked.url]
+    process = subprocess.Popen(
+        [*words, "--admin-key", "boss"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(20) == 0

@@ -36,7 +36,7 @@ def decision(second: int, kind: str, reason: str, **numbers: Any) -> dict[str, A
 
 
 class ScriptedRollouts:
-    """`stable_source`: what the stable version came from; `told`: what it was asked, in order; `refusal`: what the next one is answered with."""
+    """`told`: what it was asked, in order; `refusal`: what the next one is answered with."""
 
     def __init__(self, *versions: dict[str, Any], rollout: dict[str, Any] | None = None):
         self.versions = list(versions) or [version("v1", "stable", 1.0)]
@@ -44,6 +44,8 @@ class ScriptedRollouts:
         self.rollout = rollout
         start = {"at": "2026-01-01T00:00:00.000+00:00", "kind": "start", "stable": "v1"}
         self.decisions: list[dict[str, Any]] = [start]
+        self.pause: str | None = None
+        self.before_this_start: str | None = None
         self.told: list[tuple[Any, ...]] = []
         self.refusal: JaxInferError | None = None
 
@@ -76,8 +78,8 @@ class ScriptedRollouts:
             "rollout": self.rollout,
             "reload": None,
             "decisions": self.decisions,
-            "pause": None,
-            "before_this_start": None,
+            "pause": self.pause,
+            "before_this_start": self.before_this_start,
         }
 
     def _known(self, version: str) -> str:

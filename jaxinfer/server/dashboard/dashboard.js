@@ -108,7 +108,7 @@ function show({ server, metrics, versions }) {
   if (history.last && server.uptime_s <= history.last.time) history.clear(); // it was restarted
   history.push(server.uptime_s, read(metrics, server.uptime_s));
   const values = history.last.values;
-  showState(server, metrics);
+  showState(server, metrics, versions.pause);
   showTiles(values, metrics, server);
   for (const chart of charts.time) chart.draw(history);
   charts.prompts.draw(metrics.request_prompt_tokens);
@@ -161,7 +161,7 @@ function showTiles(values, metrics, server) {
   byId("uptime").textContent = `Up ${formatDuration(server.uptime_s)}`;
 }
 
-function showState(server, metrics) {
+function showState(server, metrics, pause) {
   const phases = { ready: ["ready", "good"], loading: ["loading", "warn"], draining: ["draining", "warn"] };
   badge("phase", ...(server.ailment ? ["unhealthy", "bad"] : phases[server.phase]));
   const breaker = breakerState(metrics.circuit_breaker_state);
@@ -172,14 +172,14 @@ function showState(server, metrics) {
   const weights = metrics.weights_version?.version;
   const names = server.models.join(", ") || "no model yet";
   byId("model").textContent = weights ? `${names} · weights ${weights.slice(0, 12)} · context ${formatNumber(server.max_model_len)}` : names;
-  notice(...stateNotice(server));
+  notice(...stateNotice(server, pause));
 }
 
-function stateNotice({ phase, progress, ailment }) {
+function stateNotice({ phase, progress, ailment }, pause) {
   if (ailment) return [`Unhealthy: ${ailment}`, "bad"];
   if (phase === "loading") return [`Loading: ${progress}`, "warn"];
   if (phase === "draining") return ["The server shuts down: open requests end, new ones are refused.", "warn"];
-  return ["", ""];
+  return pause ? [`New calls wait: ${pause}.`, "warn"] : ["", ""];
 }
 
 /** One gauge per state, or a number: 0 closed, 1 half-open, 2 open. */
