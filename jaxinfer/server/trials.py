@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxinfer.canary.facts import RequestFacts, ShadowFacts
     from jaxinfer.rollout import Decision, RolloutPlan
     from jaxinfer.server.decision_book import DecisionBook
+    from jaxinfer.server.listening import Listening
     from jaxinfer.server.roster import Roster
     from jaxinfer.server.version_slot import VersionSlot
     from jaxinfer.stats import Verdict
@@ -44,12 +45,14 @@ class Trials:
         self,
         roster: Roster,
         book: DecisionBook,
+        listening: Listening,
         *,
         standby_s: float,
         clock: Callable[[], float],
     ):
         self._roster = roster
         self._book = book
+        self._listening = listening
         self._standby_s = standby_s
         self._clock = clock
         self._last: Trial | None = None
@@ -89,6 +92,10 @@ class Trials:
     def failed(self, trial: Trial, reason: str) -> None:
         """It will not come."""
         self._decide(trial, trial.machine.failed(reason, self._clock()))
+
+    def stop(self) -> None:
+        """The server shuts down: nothing is judged any more."""
+        self._listening.end()
 
     # ---- by hand
 
@@ -175,9 +182,13 @@ class Trials:
 
     def _obey(self, trial: Trial) -> None:
         slot, machine = trial.slot, trial.machine
+        is_new = slot.life == "proving"
         match machine.phase:
             case Phase.CANARY if slot.life != "stable":
                 self._roster.try_out(slot, machine.share)
+                if is_new:
+                    self._listen(trial)
+                return
             case Phase.PROMOTED if slot.life != "stable":
                 self._roster.make_stable(slot, self._clock())
                 self._promoted = trial
@@ -188,3 +199,11 @@ class Trials:
                 self._roster.send_away(slot)
             case _:
                 pass
+        self._listening.end()
+
+    def _listen(self, trial: Trial) -> None:
+        stable, canary = self._roster.stable.model, trial.slot.model
+        assert stable is not None
+        assert canary is not None
+        share = trial.machine.plan.shadow_share
+        self._listening.begin(self, stable=stable, canary=canary, shadow_share=share)
