@@ -212,16 +212,18 @@ class ServerState:
         return self.breaker.refusal()
 
     def ailment(self) -> str | None:
-        """Why the process should be restarted; None: it is well. Only the stable model's engine
-        counts.
+        """Why the process should be restarted; None: it is well. Of other models than the stable
+        one nothing counts: those can be taken away.
         """
-        if self.model is None:
-            return None
-        engine = self.model.engine
+        return None if self.model is None else self.ailment_of(self.model)
+
+    def ailment_of(self, model: ServedModel) -> str | None:
+        """Why this model will not answer any more; None: its engine is well."""
+        engine = model.engine
         if not engine.is_alive:
             return "the engine thread has ended"
-        if self.step_s > self.limits.step_timeout_s:
-            return f"no engine step has ended for {self.step_s:.0f} s"
+        if engine.seconds_in_turn > self.limits.step_timeout_s:
+            return f"no engine step has ended for {engine.seconds_in_turn:.0f} s"
         return None
 
     def new_unknown_fields(self, names: frozenset[str]) -> list[str]:

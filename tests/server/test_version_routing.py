@@ -253,10 +253,10 @@ def test_a_version_is_removed_under_load_without_a_gap(manner: str):
         house.runner.step_s = 0.001
         first = house.state.model
         assert first is not None
-        calls = [clients.submit(stream_of, house, i) for i in range(20)]
+        calls = [clients.submit(stream_of, house, i) for i in range(10)]
         add = house.add_version if manner == "beside" else house.add_engine
         second = add("v2", share=0.5)
-        calls += [clients.submit(stream_of, house, i) for i in range(20, 60)]
+        calls += [clients.submit(stream_of, house, i) for i in range(10, 30)]
 
         async def promote() -> None:
             versions = house.state.versions
@@ -269,9 +269,9 @@ def test_a_version_is_removed_under_load_without_a_gap(manner: str):
             else:
                 await first.engine.close()
 
-        house.wait_until(lambda: sum(c.done() for c in calls) > 24, 20)
+        house.wait_until(lambda: sum(c.done() for c in calls) > 12, 20)
         done = asyncio.run_coroutine_threadsafe(promote(), house.loop)
-        calls += [clients.submit(stream_of, house, i) for i in range(60, 80)]
+        calls += [clients.submit(stream_of, house, i) for i in range(30, 40)]
         done.result(20)
         answers = [call.result() for call in calls]
         house.wait_until_idle()
@@ -325,3 +325,30 @@ def test_failing_steps_of_a_canary_open_no_breaker_and_are_answered_by_nobody_el
         assert ask(house, {HEADER: "v1"}) == "v1"
         assert house.metric("circuit_breaker_state") == 0
         house.wait_until_idle()
+
+
+def test_a_drain_waits_for_the_calls_of_every_engine():
+    with open_house() as house, ThreadPoolExecutor(2) as clients:
+        house.add_engine("v2")
+        house.runners["v2"].step_s = house.runner.step_s = 0.005
+        fields = {"prompt": "a", "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+        calls = [
+            clients.submit(house.post, "/v1/completions", fields, headers={HEADER: version})
+            for version in ("v1", "v2")
+        ]
+        house.wait_until(lambda: house.state.num_open == 2)
+
+        async def drain() -> bool:
+            house.state.begin_drain(10.0)
+            return await house.state.drain_engines(10.0)
+
+        assert asyncio.run_coroutine_threadsafe(drain(), house.loop).result(10)
+        replies = [call.result() for call in calls]
+        assert [reply.headers[HEADER] for reply in replies] == ["v1", "v2"]
+        assert {reply.json()["usage"]["completion_tokens"] for reply in replies} == {30}
+        assert house.complete("a").status_code == 503
+
+
+def test_a_long_body_is_parsed_off_the_loop_and_answered_by_its_version(house: House):
+    padding = {"metadata": {"note": "x" * 100_000}}
+    assert ask(house, {HEADER: "v2"}, **padding) == "v2"
