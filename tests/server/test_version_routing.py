@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -352,3 +353,29 @@ def test_a_drain_waits_for_the_calls_of_every_engine():
 def test_a_long_body_is_parsed_off_the_loop_and_answered_by_its_version(house: House):
     padding = {"metadata": {"note": "x" * 100_000}}
     assert ask(house, {HEADER: "v2"}, **padding) == "v2"
+
+
+def test_a_call_that_has_chosen_and_not_begun_is_waited_for():
+    with open_house() as house, ThreadPoolExecutor(2) as clients:
+        second = house.add_version("v2")
+        go_on = threading.Event()
+        for _ in range(2):  # so that no thread is left to encode its prompt
+            second.pool.submit(go_on.wait)
+        call = clients.submit(ask, house, {HEADER: "v1"})
+        house.wait_until(lambda: house.state.versions.num_calls("v1"))
+
+        async def take_away() -> None:
+            house.state.versions.serve(second)
+            house.state.versions.remove("v1")
+            await house.engine.change(lambda e: e.serve_version("v2"))
+            await house.state.versions.wait_until_unused("v1")
+            await house.engine.change(lambda e: e.drop_version("v1"))
+
+        done = asyncio.run_coroutine_threadsafe(take_away(), house.loop)
+        house.wait_until(lambda: house.core.version == "v2")
+        assert not (call.done() or done.done())
+        go_on.set()
+        assert call.result() == "v1"
+        done.result(5)
+        house.wait_until(lambda: house.runner.dropped == ["v1"])
+        assert ask(house) == "v2"
