@@ -219,6 +219,20 @@ def test_listeners_are_told_what_ended_and_one_that_fails_harms_nobody(house: Ho
     assert [c.text for c in found.choices] == [SAYS["v2"]] * 2
 
 
+def test_logits_that_are_not_numbers_are_told_of_their_version(house: House):
+    facts: list[RequestFacts] = []
+    runner = house.runners.get("v2", house.runner)
+    house.on_loop(lambda: setattr(house.state, "on_request", facts.append))
+    runner.not_numbers.add("v2")
+    reply = house.post("/v1/completions", {"prompt": "a"}, headers={HEADER: "v2"})
+    runner.not_numbers.clear()
+    ask(house, {HEADER: "v1"})
+    house.on_loop(lambda: setattr(house.state, "on_request", None))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "not_numbers")
+    told = [(f.version, f.finish, f.is_not_numbers) for f in facts]
+    assert told == [("v2", FinishReason.ERROR, True), ("v1", FinishReason.LENGTH, False)]
+
+
 def test_a_client_that_leaves_is_told_as_an_abort():
     with open_house() as house:
         house.add_version("v2", share=1.0)
@@ -373,7 +387,8 @@ def test_a_call_that_has_chosen_and_not_begun_is_waited_for():
 
         done = asyncio.run_coroutine_threadsafe(take_away(), house.loop)
         house.wait_until(lambda: house.core.version == "v2")
-        assert not (call.done() or done.done())
+        assert not call.done()
+        assert not done.done()
         go_on.set()
         assert call.result() == "v1"
         done.result(5)
