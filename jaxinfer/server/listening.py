@@ -19,11 +19,19 @@ if TYPE_CHECKING:
 
 
 class Judge(Protocol):
-    """Is told facts; see Rollouts."""
+    """Is told facts, of any version."""
 
-    def note_request(self, facts: RequestFacts) -> None: ...
-    def note_verdict(self, verdict: Verdict) -> None: ...
-    def note_shadow(self, facts: ShadowFacts) -> None: ...
+    def note_request(self, facts: RequestFacts) -> None:
+        """A choice has ended."""
+        ...
+
+    def note_verdict(self, verdict: Verdict) -> None:
+        """A step was read, or failed."""
+        ...
+
+    def note_shadow(self, facts: ShadowFacts) -> None:
+        """A prompt was computed by both versions."""
+        ...
 
 
 class Comparison(Protocol):

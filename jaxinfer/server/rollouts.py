@@ -27,7 +27,6 @@ from jaxinfer.server.version_slot import VersionSlot
 
 if TYPE_CHECKING:
     from jaxinfer.async_engine import AsyncEngine
-    from jaxinfer.canary.facts import RequestFacts, ShadowFacts
     from jaxinfer.config import ModelSource
     from jaxinfer.engine import Engine
     from jaxinfer.new_version import NewVersion, VersionSource
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from jaxinfer.server.served_model import ServedModel
     from jaxinfer.server.smoke import Recorded
     from jaxinfer.server.state import ServerState
-    from jaxinfer.stats import Verdict
     from jaxinfer.version_order import VersionOrder
 
 log = logging.getLogger(__name__)
@@ -244,20 +242,6 @@ class Rollouts:
             "pause": self._state.door.pause,
             "before_this_start": self._before,
         }
-
-    # ---- what is told
-
-    def note_request(self, facts: RequestFacts) -> None:
-        """A choice has ended, of any version."""
-        self._trials.note_request(facts)
-
-    def note_verdict(self, verdict: Verdict) -> None:
-        """A step was read, or failed, of any version."""
-        self._trials.note_verdict(verdict)
-
-    def note_shadow(self, facts: ShadowFacts) -> None:
-        """A prompt was computed by both versions."""
-        self._trials.note_shadow(facts)
 
     def tick(self) -> None:
         """Time has passed."""

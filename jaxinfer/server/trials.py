@@ -128,22 +128,22 @@ class Trials:
         self._roster.send_away(slot)
         self._book.note("drop", slot.name, by=by, reason=reason)
 
-    # ---- what is told
+    # ---- what is told: see Judge
 
     def note_request(self, facts: RequestFacts) -> None:
-        """See Rollouts."""
+        """See Judge."""
         trial = self.canary
         if trial is not None:
             self._decide(trial, trial.machine.note_request(facts, self._clock()))
 
     def note_shadow(self, facts: ShadowFacts) -> None:
-        """See Rollouts."""
+        """See Judge."""
         trial = self.canary
         if trial is not None:
             self._decide(trial, trial.machine.note_shadow(facts, self._clock()))
 
     def note_verdict(self, verdict: Verdict) -> None:
-        """See Rollouts."""
+        """See Judge."""
         trial, now = self.canary, self._clock()
         if trial is None:
             return
