@@ -94,6 +94,7 @@ class Rollouts:
             self._roster,
             self._book,
             Listening(state, compare=compare, spawn=self._spawn),
+            ailment_of=state.ailment_of,
             standby_s=standby_s,
             clock=clock,
         )

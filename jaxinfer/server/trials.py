@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxinfer.server.decision_book import DecisionBook
     from jaxinfer.server.listening import Listening
     from jaxinfer.server.roster import Roster
+    from jaxinfer.server.served_model import ServedModel
     from jaxinfer.server.version_slot import VersionSlot
     from jaxinfer.stats import Verdict
 
@@ -37,6 +38,7 @@ class Trials:
     """One at a time.
 
     Args:
+        ailment_of: why a model will not answer any more; None: it will.
         standby_s: how long the version before a promoted one stands by.
         clock: monotonic seconds.
     """
@@ -47,12 +49,14 @@ class Trials:
         book: DecisionBook,
         listening: Listening,
         *,
+        ailment_of: Callable[[ServedModel], str | None],
         standby_s: float,
         clock: Callable[[], float],
     ):
         self._roster = roster
         self._book = book
         self._listening = listening
+        self._ailment_of = ailment_of
         self._standby_s = standby_s
         self._clock = clock
         self._last: Trial | None = None
@@ -161,17 +165,25 @@ class Trials:
         """Time has passed."""
         now, trial = self._clock(), self.canary
         if trial is not None:
-            if trial.slot.has_living_engine:
+            ailment = self._ailment_apart(trial.slot, self._roster.stable)
+            if ailment is None:
                 self._decide(trial, trial.machine.tick(now))
             else:
-                self.roll_back(trial, "its engine has died")
+                self.roll_back(trial, ailment)
         standby = self._roster.standby
         if standby is None:
             return
-        if standby.has_living_engine and not self._roster.stable.has_living_engine:
-            self.go_back("its engine has died")
+        ailment = self._ailment_apart(self._roster.stable, standby)
+        if ailment is not None:
+            self.go_back(ailment)
         elif now - standby.standby_since_s >= self._standby_s:
             self.end_standby(f"it stood by for {self._standby_s:g} s", by="plan")
+
+    def _ailment_apart(self, slot: VersionSlot, other: VersionSlot) -> str | None:
+        """Why it will not answer, while the other one, on another engine, may."""
+        if slot.engine is other.engine or slot.model is None:
+            return None
+        return self._ailment_of(slot.model)
 
     # ---- what is decided
 

@@ -498,10 +498,27 @@ def test_a_canary_whose_engine_dies_is_rolled_back(tmp_path: Path):
         with pytest.raises((EngineFailure, Unavailable)):
             await w.say(pinned="v2")
         w.rollouts.tick()
-        assert (w.phase, w.reason) == ("rolled_back", "its engine has died")
+        assert (w.phase, w.reason) == ("rolled_back", "the engine thread has ended")
         assert await w.say() == "bcd"
         assert w.state.ailment() is None
         await until(lambda: w.role("v2") is None)
+
+    run(scenario, tmp_path)
+
+
+def test_a_canary_whose_engine_hangs_is_rolled_back(tmp_path: Path):
+    async def scenario(w: World) -> None:
+        await w.canary(manner="engine")
+        runner = w.source.runners["v2"]
+        runner.gate.clear()
+        begun = asyncio.create_task(w.say(pinned="v2"))
+        engine = w.state.versions.choose("anybody", "v2").engine
+        await until(lambda: engine.seconds_in_turn > 0)
+        w.state.limits = replace(w.state.limits, step_timeout_s=0.0)
+        w.rollouts.tick()
+        assert w.reason.startswith("no engine step has ended for")
+        runner.gate.set()
+        assert await begun == "ceg"
 
     run(scenario, tmp_path)
 
