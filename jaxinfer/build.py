@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import gt
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import jax
@@ -23,6 +21,7 @@ import jax.numpy as jnp
 from checkpoints.checkpoint import Checkpoint, open_checkpoint
 from checkpoints.errors import CheckpointError
 from checkpoints.resolve import resolve
+from jaxinfer.assembly import make_engine, make_runner, seed_source
 from jaxinfer.chat_template import ChatTemplate
 from jaxinfer.config import EngineConfig, ModelSource, SchedulerConfig
 from jaxinfer.engine import Engine, Runner
@@ -44,6 +43,7 @@ from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.tokenizer import Tokenizer
+from jaxinfer.versions import ModelVersion
 from pallas_kernels.backend import Backend, resolve_backend
 
 _log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Built:
             version=self.version,
             vocab_size=self.engine.vocab_size,
             eos_token_ids=self.tokenizer.eos_token_ids,
-            random_seed=_seed_source(None),
+            random_seed=seed_source(None),
             clock=clock,
         )
 
@@ -181,30 +181,9 @@ def _assemble(
     counter: CompileCounter,
 ) -> Built:
     plan, buckets = found.plan, found.buckets
-    params_by_version = {choice.version: params}
-    runner = ModelRunner(
-        params_by_version,
-        pages,
-        found.programs,
-        layer_kinds=decoder.layer_kinds,
-        num_seats=buckets.max_rows,
-        make_pages=found.make_pages,
-        vocab_size=decoder.config.vocab_size,
-    )
-
-    def make_scheduler() -> Scheduler:
-        pool = PagePool(plan.num_pages, plan.page_size, config.cache.enable_prefix_caching)
-        return Scheduler(plan.scheduler_config(config.scheduler), pool, buckets)
-
-    engine = Engine(
-        runner=runner,
-        make_scheduler=make_scheduler,
-        tokenizer=tokenizer,
-        version=choice.version,
-        vocab_size=decoder.config.vocab_size,
-        eos_token_ids=checkpoint.eos_token_ids,
-        random_seed=_seed_source(config.seed),
-    )
+    runner = make_runner(found, decoder, pages, params, choice.version)
+    model_version = ModelVersion(choice.version, tokenizer, frozenset(checkpoint.eos_token_ids))
+    engine = make_engine(config, found, decoder, runner, model_version)
     scorer = Scorer(
         runner,
         lambda: engine.pool,
@@ -350,14 +329,6 @@ def _chat_template(source: ModelSource) -> str | None:
         raise ConfigError(f"chat_template must be a readable Jinja file: {error}") from error
     ChatTemplate(text, bos_token=None, eos_token=None)  # refuses one that does not compile
     return text
-
-
-def _seed_source(seed: int | None) -> Callable[[], int]:
-    """64 random bits at each call: from the system, or reproducible from `seed`."""
-    if seed is None:
-        return lambda: secrets.randbits(64)
-    random = Random(seed)
-    return lambda: random.getrandbits(64)
 
 
 def _origin(programs: Programs) -> str:

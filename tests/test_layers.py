@@ -20,7 +20,7 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
     {
         "async_engine": "async_engine batch_window request_stream observer",
         "rollout": "rollout canary",
-        "build": "build",
+        "build": "build assembly second_engine",
         "quantization": "quantization",
     },
     {
