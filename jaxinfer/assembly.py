@@ -44,11 +44,11 @@ def make_engine(
     version: ModelVersion,
 ) -> Engine:
     """With limits and seeds of `config`, and a pool as planned."""
-    plan = found.plan
+    plan, buckets = found.plan, found.buckets  # not the programs, which a runner lets go of
 
     def make_scheduler() -> Scheduler:
         pool = PagePool(plan.num_pages, plan.page_size, config.cache.enable_prefix_caching)
-        return Scheduler(plan.scheduler_config(config.scheduler), pool, found.buckets)
+        return Scheduler(plan.scheduler_config(config.scheduler), pool, buckets)
 
     return Engine(
         runner=runner,

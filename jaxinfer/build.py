@@ -70,7 +70,7 @@ class Built:
     summary: dict[str, Any]  # what was planned and how long it took, for people
 
     def compile_events(self) -> dict[str, int]:
-        """XLA compilations so far: of `startup`, for another `version`, and of `serving`, ever 0."""
+        """XLA compilations so far: of `startup`, for another `version`, and of `serving`: 0."""
         return self.compile_counter.by_phase()
 
     @property

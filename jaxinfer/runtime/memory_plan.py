@@ -53,6 +53,11 @@ class MemoryPlan:
         fixed = self.budget.process_bytes + self.weights_bytes + self.programs_bytes
         return fixed + self.pool_bytes
 
+    @property
+    def fits(self) -> bool:
+        """Whether the sum is within the budget, as far as that is known."""
+        return self.budget.total_bytes is None or self.total_bytes <= self.budget.total_bytes
+
     def by_kind(self) -> dict[str, int]:
         """The parts of the sum."""
         own = self.budget.process_bytes
@@ -79,7 +84,7 @@ class MemoryPlan:
     def check(self) -> None:
         """Raises: ConfigError if the sum is over the budget, with the pools that would fit."""
         total, one = self.budget.total_bytes, self.page_bytes
-        if total is None or self.total_bytes <= total:
+        if total is None or self.fits:
             return
         most = (total - self.total_bytes + self.pool_bytes) // one * one
         least = self.fewest_pages * one

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -185,6 +186,20 @@ class ModelRunner:
         del self._tops[version]
         _delete(self._params.pop(version))
 
+    def close(self) -> None:
+        """Frees everything on the device, and the programs, when steps under way have ended. No
+        step can run any more. May be called twice.
+        """
+        with suppress(Exception):  # of a step that failed
+            jax.block_until_ready((self._pages, self._newest))
+        for version in list(self._params):
+            self.drop_version(version)
+        held = self._pages, self._newest, self._full_masks
+        self._pages, self._full_masks = [], {}
+        _delete(held)
+        self._programs = Programs({}, 0, 0, 0.0)
+        self._make_pages = _closed
+
     def score_chunk(
         self, version: str, bucket: int, arrays: PrefillArrays[np.ndarray], targets: np.ndarray
     ) -> np.ndarray:
@@ -201,9 +216,13 @@ class ModelRunner:
         self._programs = self._programs.merged(programs)
 
 
-def _delete(params: Params) -> None:
-    for array in jax.tree.leaves(params):
+def _delete(arrays: Any) -> None:
+    for array in jax.tree.leaves(arrays):
         array.delete()
+
+
+def _closed() -> KVPages:
+    raise RuntimeError("the runner is closed")
 
 
 def _step_arrays(batch: Batch) -> DecodeArrays[np.ndarray] | PrefillArrays[np.ndarray]:
