@@ -23,7 +23,6 @@ from jaxinfer.runtime.heap import trim_heap
 from jaxinfer.runtime.memory_budget import MemoryBudget
 from jaxinfer.runtime.memory_plan import MemoryPlan
 from jaxinfer.runtime.program_set import ProgramSet, prepare_beside
-from jaxinfer.runtime.quietly import run_quietly
 from jaxinfer.runtime.runner import ModelRunner
 from jaxinfer.runtime.second_plan import asked_bytes
 from jaxinfer.runtime.steps import Params
@@ -43,11 +42,12 @@ def load_engine(
     *,
     programs_dir: Path,
     running_model_len: int,
-    load: Callable[[Checkpoint, Decoder], Params] | None = None,
+    load: Callable[[Checkpoint, Decoder], Params] = load_weights,
     on_progress: Callable[[str], None] = lambda phase: None,
 ) -> NewVersion:
-    """Plans, compiles or loads the programs, reads the weights and allocates the pool, all at low
-    priority; takes long. Whatever it raises, nothing of it stays on the device.
+    """Plans, compiles or loads the programs, one at a time, reads the weights and allocates the
+    pool. It takes long, and belongs on a thread of low priority, as far as Python's part goes: XLA
+    compiles on threads of its own. Whatever it raises, nothing of it stays on the device.
 
     Args:
         config: of the running engine, with the source of this model.
@@ -74,7 +74,7 @@ def load_engine(
             on_ready=lambda name: on_progress(f"program {name}"),
         )
         on_progress("load weights")
-        params = jax.block_until_ready((load or _load)(checkpoint, decoder))
+        params = jax.block_until_ready(load(checkpoint, decoder))
         on_progress("allocate KV pool")
         pages = jax.block_until_ready(found.make_pages())
         runner = make_runner(found, decoder, pages, params, choice.version)
@@ -97,14 +97,10 @@ def load_engine(
 
     try:
         with compiling_for_version():
-            return run_quietly(work)
+            return work()
     except BaseException as error:
         _forget(error)
         raise
-
-
-def _load(checkpoint: Checkpoint, decoder: Decoder) -> Params:
-    return load_weights(checkpoint, decoder, num_threads=1)
 
 
 def _nowhere(engine: Engine) -> None:
@@ -121,7 +117,7 @@ def _discard(engine: Engine, runner: ModelRunner) -> Callable[[], None]:
 
 
 def _forget(error: BaseException) -> None:
-    """Lets go of what the frames of a failed work hold: arrays, as long as somebody has the error."""
+    """Lets go of arrays, which the frames of a failed work hold as long as somebody has its error."""
     link: BaseException | None = error
     while link is not None:
         traceback.clear_frames(link.__traceback__)

@@ -48,15 +48,15 @@ class MemoryPlan:
         return self.num_pages * self.page_size
 
     @property
+    def fits(self) -> bool:
+        """Whether the sum is within the budget, as far as that is known."""
+        return self.budget.total_bytes is None or self.total_bytes <= self.budget.total_bytes
+
+    @property
     def total_bytes(self) -> int:
         """All of it, and on a CPU the process itself."""
         fixed = self.budget.process_bytes + self.weights_bytes + self.programs_bytes
         return fixed + self.pool_bytes
-
-    @property
-    def fits(self) -> bool:
-        """Whether the sum is within the budget, as far as that is known."""
-        return self.budget.total_bytes is None or self.total_bytes <= self.budget.total_bytes
 
     def by_kind(self) -> dict[str, int]:
         """The parts of the sum."""

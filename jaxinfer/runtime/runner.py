@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -196,7 +195,8 @@ class ModelRunner:
             self.drop_version(version)
         held = self._pages, self._newest, self._full_masks
         self._pages, self._full_masks = [], {}
-        _delete(held)
+        for array in jax.tree.leaves(held):
+            array.delete()
         self._programs = Programs({}, 0, 0, 0.0)
         self._make_pages = _closed
 
@@ -216,13 +216,9 @@ class ModelRunner:
         self._programs = self._programs.merged(programs)
 
 
-def _delete(arrays: Any) -> None:
-    for array in jax.tree.leaves(arrays):
+def _delete(params: Params) -> None:
+    for array in jax.tree.leaves(params):
         array.delete()
-
-
-def _closed() -> KVPages:
-    raise RuntimeError("the runner is closed")
 
 
 def _step_arrays(batch: Batch) -> DecodeArrays[np.ndarray] | PrefillArrays[np.ndarray]:
@@ -266,3 +262,7 @@ def _penalty_arrays(
         penalties.bias,
         mask,
     )
+
+
+def _closed() -> KVPages:
+    raise RuntimeError("the runner is closed")

@@ -29,13 +29,11 @@ def load_weights(
     *,
     on_tensor: Callable[[], None] = lambda: None,
     show_progress: bool = False,
-    num_threads: int | None = None,
 ) -> dict[str, Any]:
     """Parameters in the decoder's dtype, read one tensor at a time.
 
     Args:
         on_tensor: called after each; what it raises ends the work, and is raised.
-        num_threads: that read and convert; None: as there are cores, at most MAX_THREADS.
     Raises: CheckpointError for a tensor that is missing, unused or of another shape, and for the
         format of a product that the decoder does not have.
     """
@@ -67,7 +65,7 @@ def load_weights(
             ignore=ignored,
             progress=advance,
             is_quantized=found is not None,
-            num_threads=num_threads or min(MAX_THREADS, os.cpu_count() or 1),
+            num_threads=min(MAX_THREADS, os.cpu_count() or 1),
             file=file,
         )
 
