@@ -241,6 +241,10 @@ class Engine:
         """Ends everything with `error`; returns the last outputs."""
         return self._fail(list(self._choices), error)
 
+    def close(self) -> None:
+        """Lets go of the steps under way, unread. It must not step any more."""
+        self._flights.clear()
+
     def flush_cache(self) -> int:
         """Forgets cached pages; those of live sequences stay, and can be found.
 
