@@ -212,8 +212,11 @@ class _InPlace:
 
 
 def _enter(engine: Engine, version: ModelVersion) -> None:
-    if not engine.takes_version(version.name):
+    """If it is not there, to be replaced."""
+    if version.name not in engine.versions:
         engine.add_version(version)
+    elif not engine.takes_version(version.name):
+        engine.take_back_version(version)
 
 
 def _read_again(params: Params, version: str, origin: Origin, error: BaseException) -> None:

@@ -26,20 +26,22 @@ from safetensors.numpy import load_file, save_file
 from checkpoints.checkpoint import open_checkpoint
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import Quantization, WeightFormat
-from jaxinfer import fitting_version
+from jaxinfer import fitting_version, own_engine_version
 from jaxinfer.build import Built, build
-from jaxinfer.config import ModelSource, SamplingParams
+from jaxinfer.config import EngineConfig, ModelSource, SamplingParams
 from jaxinfer.engine import Engine
 from jaxinfer.errors import ConfigError, Conflict, EngineFailure, InvalidRequest
 from jaxinfer.found_model import find_model
-from jaxinfer.new_version import NewVersion, OpenVersion
+from jaxinfer.new_version import Manner, NewVersion, OpenVersion
 from jaxinfer.runtime import memory_plan
 from jaxinfer.runtime.low_priority import LOWEST, at_low_priority
 from jaxinfer.runtime.memory_budget import MemoryBudget
+from jaxinfer.runtime.memory_plan import MemoryPlan
 from jaxinfer.runtime.runner import ModelRunner
 from jaxinfer.scheduling.request import Request
 from jaxinfer.version_loading import VersionLoading
 from jaxinfer.version_order import SwapMode, VersionOrder
+from jaxinfer.versions import ModelVersion
 from pallas_kernels.backend import REFERENCE
 from tests.certificates import certified
 from tests.tiny import tiny_engine_config, write_checkpoint
@@ -547,18 +549,13 @@ def test_what_the_programs_do_not_compute_needs_an_engine_of_its_own(
     opened.close()
 
 
+@pytest.mark.slow
 def test_a_version_with_an_engine_of_its_own_comes_and_goes(kept: World, tmp_path: Path):
     model = quantized(tmp_path / "m")
-    write_sums(model)
     before, phases = kept.built.memory_bytes, list[str]()
     version = kept.open(model).load(phases.append)
     assert phases[:2] == ["compare checksums", "compile"]
     assert phases[-2:] == ["load weights", "allocate KV pool"]
-    assert (version.manner, version.root) == ("engine", str(model))
-    assert version.lines[:2] == (
-        "not what the running programs compute: int8 weights (here float32)",
-        certified(version.name).line(),
-    )
     assert version.engine is not None
     [said] = answers(version.engine, None)
     assert said not in kept.says.values()
@@ -570,6 +567,62 @@ def test_a_version_with_an_engine_of_its_own_comes_and_goes(kept: World, tmp_pat
     assert kept.built.memory_bytes == before
 
 
+class FakeSecondEngine:
+    """In the place of `load_engine`: reads the weights, and plans as the running engine did."""
+
+    def __init__(self, plan: MemoryPlan):
+        self.plan = plan
+        self.asked: dict[str, Any] = {}
+
+    def __call__(self, config: EngineConfig, *found: Any, **options: Any) -> NewVersion:
+        checkpoint, choice, decoder, tokenizer, budget = found
+        self.asked = {"config": config, "budget": budget, **options}
+        options["on_progress"]("compile")
+        params = options["load"](checkpoint, decoder)
+        options["on_plan"](self.plan)
+
+        def discard() -> None:
+            for array in jax.tree.leaves(params):
+                array.delete()
+
+        version = ModelVersion(choice.version, tokenizer, frozenset())
+        root, size = config.source.model, decoder.params_bytes
+        args = version, "engine", root, {}, 10, 20, size, ("planned",), lambda engine: None
+        return NewVersion(*args, discard)
+
+
+@pytest.fixture
+def second(kept: World, monkeypatch: pytest.MonkeyPatch) -> FakeSecondEngine:
+    fake = FakeSecondEngine(kept.built.plan)
+    monkeypatch.setattr(own_engine_version, "load_engine", fake)
+    return fake
+
+
+def test_an_engine_of_its_own_is_made_of_what_was_found(
+    kept: World, second: FakeSecondEngine, tmp_path: Path
+):
+    model = quantized(tmp_path / "m")
+    write_sums(model)
+    before, phases = kept.built.memory_bytes, list[str]()
+    version = kept.open(model).load(phases.append)
+    assert phases == ["compare checksums", "compile"]
+    assert version.root == second.asked["config"].source.model == str(model)
+    assert second.asked["running_model_len"] == kept.built.max_model_len
+    assert version.lines == (
+        "not what the running programs compute: int8 weights (here float32)",
+        "planned",
+    )
+    kinds = "weights", "programs", "kv_pool"
+    twice = {kind: 2 * size for kind, size in before.items() if kind in kinds}
+    assert kept.built.memory_bytes == before | twice
+    version.discard()
+    assert kept.built.memory_bytes == before
+    write_sums(model, **{WEIGHTS: "0" * 64})
+    with pytest.raises(CheckpointError, match="expected SHA-256"):
+        kept.load(model)
+
+
+@pytest.mark.usefixtures("second")
 def test_an_engine_of_its_own_for_damaged_weights_is_not_kept(kept: World, tmp_path: Path):
     def spoil(tensors: dict[str, np.ndarray]) -> None:
         tensors["model.norm.weight"][0] = np.nan
@@ -583,11 +636,17 @@ def test_an_engine_of_its_own_for_damaged_weights_is_not_kept(kept: World, tmp_p
     assert kept.built.memory_bytes == before
 
 
-def test_a_load_that_is_given_up_ends_and_leaves_nothing_behind(kept: World):
-    opened = kept.open(kept.theirs)
+@pytest.mark.usefixtures("second")
+@pytest.mark.parametrize("manner", ["beside", "stream", "engine"])
+def test_a_load_that_is_given_up_ends_and_leaves_nothing_behind(
+    kept: World, tmp_path: Path, manner: Manner
+):
+    model = quantized(tmp_path / "m") if manner == "engine" else kept.theirs
+    opened = kept.open(model, "stream" if manner == "stream" else "beside")
+    assert opened.manner == manner
 
     def give_up(phase: str) -> None:
-        if phase == "read and check weights":
+        if phase in ("read and check weights", "compile"):
             opened.close()
 
     with pytest.raises(Conflict, match="given up while it was read"):
