@@ -27,10 +27,7 @@ class ShadowSignals:
         if guard.max_nll_increase is not None:
             m0 = scaled(guard.max_nll_increase, NLL_LOW, NLL_HIGH)
             self._nll = Signal("nll_increase", "nats per token", m0)
-
-    @property
-    def all(self) -> tuple[Signal, ...]:
-        return tuple(signal for signal in (self._kl, self._nll) if signal)
+        self.all = tuple(signal for signal in (self._kl, self._nll) if signal)
 
     def note(self, facts: ShadowFacts) -> None:
         """One without tokens says nothing."""
