@@ -282,7 +282,7 @@ def found_after(slowdown: float, noise: Noise, random: Random, *, num: int, shar
     """Steps of the canary until the alarm; more than `num`: there was none."""
     guard = Guard(false_alarm_rate=0.1, max_slowdown=0.05)
     signals = Signals(guard, has_shadow=False)
-    signals._steps.all[1].threshold = 10.0  # as if it were the only one
+    signals._steps.all[-1].threshold = 10.0  # as if it were the only one
     num_canary, due = 0, 0.0
     for i, log in enumerate(noise(random, round(num / share))):
         due += share
