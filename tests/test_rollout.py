@@ -247,6 +247,12 @@ def test_a_promoted_version_can_be_rolled_back_while_the_old_one_stands_by():
     assert rollout.phase is Phase.ROLLED_BACK
 
 
+def test_a_server_that_rolls_back_on_its_own_account_is_named():
+    decision = canary().roll_back(2.0, "its engine has died", by="server")
+    assert decision
+    assert decision.by == "server"
+
+
 def test_there_is_no_way_back_to_a_version_that_was_dropped():
     rollout = canary()
     rollout.promote(1.0)

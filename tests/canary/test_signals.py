@@ -226,6 +226,14 @@ def test_a_shadow_without_tokens_says_nothing():
         assert not signals.note_shadow(ShadowFacts(0, math.nan, math.nan))
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_distance_that_is_no_number_is_as_bad_as_can_be(bad: float):
+    signals = made()
+    alarms = [signals.note_shadow(ShadowFacts(10, bad, bad)) for _ in range(10)]
+    alarm = next(a for a in alarms if a)
+    assert (alarm.name, alarm.canary) == ("kl", pytest.approx(1.6))
+
+
 def test_failed_steps_of_the_canary_are_found():
     signals = made()
     for i in range(30):
