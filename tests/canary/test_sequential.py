@@ -92,7 +92,7 @@ def test_false_alarms_are_no_more_than_stated(m0: float, alpha: float, num_runs:
 @pytest.mark.slow
 @pytest.mark.parametrize("m0", [0.06, 0.12, 0.5, 0.65])
 def test_false_alarms_are_no_more_than_stated_in_long_runs(m0: float):
-    random, alpha, num_runs = Random(7), 0.05, 2000
+    random, alpha, num_runs = Random(7), 0.05, 1000
     alarms = sum(ever_reaches(1 / alpha, m0, m0, 2000, random) for _ in range(num_runs))
     assert alarms <= alpha * num_runs + 3 * math.sqrt(alpha * (1 - alpha) * num_runs)
 
