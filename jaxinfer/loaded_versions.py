@@ -13,7 +13,7 @@ import numpy as np
 from checkpoints.checkpoint import Checkpoint, open_checkpoint
 from checkpoints.errors import CheckpointError
 from jaxinfer.config import ModelSource
-from jaxinfer.errors import ConfigError
+from jaxinfer.errors import ConfigError, NoRoom
 from jaxinfer.found_model import FoundModel
 from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.memory_plan import MemoryPlan
@@ -128,12 +128,12 @@ class LoadedVersions:
         self._origins[version] = origin
 
     def check_room(self, needed_bytes: int, what: str) -> None:
-        """Raises: ConfigError if so much is not free for another version, with what is missing."""
+        """Raises: NoRoom if so much is not free for another version, with what is missing."""
         own = self.plan.programs_bytes + self.plan.pool_bytes
         free = self.plan.free_bytes(self.planned_bytes - own)
         if free is None or needed_bytes <= free:
             return
-        raise ConfigError(
+        raise NoRoom(
             f"{what} needs {needed_bytes} bytes beside what is loaded, but {free} are free: "
             f"{needed_bytes - free} are missing; load it with swap_mode stream, which pauses "
             "serving, drop another version, or start with a smaller --kv-cache-memory"
