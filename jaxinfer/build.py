@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import gt
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import jax
 
-from checkpoints.checkpoint import Checkpoint
+from jaxinfer.assembly import make_engine, make_runner, seed_source
 from jaxinfer.config import EngineConfig, SchedulerConfig
 from jaxinfer.engine import Engine, Runner
 from jaxinfer.errors import ConfigError
 from jaxinfer.found_model import FoundModel, find_model
-from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.aot import Programs
 from jaxinfer.runtime.compile_counter import CompileCounter
 from jaxinfer.runtime.kv_cache import KVPages
@@ -35,7 +32,6 @@ from jaxinfer.runtime.runner import ModelRunner
 from jaxinfer.runtime.scorer import Scorer
 from jaxinfer.runtime.steps import Params
 from jaxinfer.runtime.together import Together
-from jaxinfer.runtime.weight_choice import WeightChoice
 from jaxinfer.runtime.weights import load_weights
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
@@ -69,15 +65,20 @@ class Built:
     summary: dict[str, Any]  # what was planned and how long it took, for people
 
     def compile_events(self) -> dict[str, int]:
-        """XLA compilations of this process so far: `startup` and `serving`, which stays 0."""
+        """XLA compilations so far: of `startup`, for another `version`, and of `serving`: 0."""
         return self.compile_counter.by_phase()
+
+    def close(self) -> None:
+        """Gives back what is on the device. The engine must not step any more."""
+        self.engine.close()
+        self.runner.close()
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """The plan's parts: weights, programs, kv_pool; on a CPU also the process itself. Weights
-        are those of now, of all versions.
+        """The plan's parts, of all versions that are there now: weights, programs, kv_pool; on a
+        CPU also the process itself, as it was before there were any.
         """
-        return self.plan.by_kind() | {"weights": self.version_source.weights_bytes}
+        return self.plan.by_kind() | self.version_source.bytes_by_kind()
 
     def another_engine(
         self,
@@ -117,7 +118,7 @@ class Built:
             version=self.version,
             vocab_size=self.engine.vocab_size,
             eos_token_ids=self.tokenizer.eos_token_ids,
-            random_seed=_seed_source(None),
+            random_seed=seed_source(None),
             clock=clock,
         )
 
@@ -157,26 +158,12 @@ def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phas
         (found, pages), params = both.run(ready_pool, loaded)
     finally:
         checkpoint.close()
-    return _assemble(
-        config,
-        checkpoint,
-        model.choice,
-        model.tokenizer,
-        decoder,
-        found,
-        pages,
-        params,
-        phases,
-        counter,
-    )
+    return _assemble(config, model, found, pages, params, phases, counter)
 
 
 def _assemble(
     config: EngineConfig,
-    checkpoint: Checkpoint,
-    choice: WeightChoice,
-    tokenizer: Tokenizer,
-    decoder: Decoder,
+    model: FoundModel,
     found: ProgramSet,
     pages: KVPages,
     params: Params,
@@ -184,37 +171,15 @@ def _assemble(
     counter: CompileCounter,
 ) -> Built:
     plan, buckets = found.plan, found.buckets
-    params_by_version = {choice.version: params}
-    runner = ModelRunner(
-        params_by_version,
-        pages,
-        found.programs,
-        layer_kinds=decoder.layer_kinds,
-        num_seats=buckets.max_rows,
-        make_pages=found.make_pages,
-        vocab_size=decoder.config.vocab_size,
-    )
-
-    def make_scheduler() -> Scheduler:
-        pool = PagePool(plan.num_pages, plan.page_size, config.cache.enable_prefix_caching)
-        return Scheduler(plan.scheduler_config(config.scheduler), pool, buckets)
-
-    engine = Engine(
-        runner=runner,
-        make_scheduler=make_scheduler,
-        tokenizer=tokenizer,
-        version=choice.version,
-        vocab_size=decoder.config.vocab_size,
-        eos_token_ids=checkpoint.eos_token_ids,
-        random_seed=_seed_source(config.seed),
-    )
+    runner = make_runner(found, model.decoder, pages, params, model.version)
+    engine = make_engine(config, found, model.decoder, runner, model.model_version)
     scorer = Scorer(
         runner,
         lambda: engine.pool,
         buckets,
-        version=choice.version,
+        version=model.version,
         max_model_len=plan.max_model_len,
-        vocab_size=decoder.config.vocab_size,
+        vocab_size=model.decoder.config.vocab_size,
         programs=found.score,
     )
     counter.mark_ready()
@@ -223,21 +188,17 @@ def _assemble(
         runner=runner,
         buckets=buckets,
         scorer=scorer,
-        tokenizer=tokenizer,
+        tokenizer=model.tokenizer,
         model_name=config.source.model,
         max_model_len=plan.max_model_len,
-        version=choice.version,
-        generation_config=checkpoint.generation_config,
+        version=model.version,
+        generation_config=model.checkpoint.generation_config,
         plan=plan,
         compile_counter=counter,
         version_source=VersionLoading(
-            config,
-            FoundModel(checkpoint, choice, decoder, tokenizer),
-            runner,
-            plan,
-            cache_dir=_cache_dir(config),
+            config, model, runner, plan, cache_dir=_cache_dir(config), programs=PROGRAMS
         ),
-        summary={"weights": choice.line(), **_summary(plan, found.programs, phases.seconds)},
+        summary={"weights": model.choice.line(), **_summary(plan, found.programs, phases.seconds)},
     )
 
 
@@ -319,14 +280,6 @@ def _backend(config: EngineConfig) -> Backend:
     if found.form == "reference" and found.is_exact and device.platform != "cpu":
         _log.warning("without kernels, the bits of an answer may depend on its company on a GPU")
     return found
-
-
-def _seed_source(seed: int | None) -> Callable[[], int]:
-    """64 random bits at each call: from the system, or reproducible from `seed`."""
-    if seed is None:
-        return lambda: secrets.randbits(64)
-    random = Random(seed)
-    return lambda: random.getrandbits(64)
 
 
 def _origin(programs: Programs) -> str:

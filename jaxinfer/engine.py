@@ -160,12 +160,18 @@ class Engine:
         return self._versions.takes(version)
 
     def add_version(self, found: ModelVersion) -> None:
-        """Takes requests of another version, whose parameters the runner has; one that is retired
-        comes back, with those that still live.
+        """Takes requests of another version, whose parameters the runner has.
 
         Raises: ValueError if it is there.
         """
         self._versions.add(found)
+
+    def take_back_version(self, found: ModelVersion) -> None:
+        """Takes requests again of one that was dropped and has not ended.
+
+        Raises: ValueError for another.
+        """
+        self._versions.take_back(found)
 
     def serve_version(self, version: str) -> None:
         """Makes it the one of requests that name none. Raises: InvalidRequest if not there."""
@@ -252,6 +258,10 @@ class Engine:
     def abort_all(self, error: JaxInferError) -> tuple[RequestOutput, ...]:
         """Ends everything with `error`; returns the last outputs."""
         return self._fail(list(self._choices), error)
+
+    def close(self) -> None:
+        """Lets go of the steps under way, unread. It must not step any more."""
+        self._flights.clear()
 
     def flush_cache(self) -> int:
         """Forgets cached pages; those of live sequences stay, and can be found.

@@ -97,7 +97,7 @@ class FittingVersion:
             self._loaded.settle(placed)
             raise
         origin = Origin.of(self._order.source, self._found)
-        entry = _Beside(self._loaded, self._model_version(), params, origin, placed)
+        entry = _Beside(self._loaded, self._found.model_version, params, origin, placed)
         return self._new_version(entry.install, entry.discard)
 
     def _checked(self) -> NewVersion:
@@ -109,7 +109,7 @@ class FittingVersion:
         self._stamps.check()
         origin = Origin.of(self._order.source, self._found)
         found = self._found.checkpoint
-        entry = _InPlace(self._loaded, self._model_version(), origin, found, self._stamps)
+        entry = _InPlace(self._loaded, self._found.model_version, origin, found, self._stamps)
         return self._new_version(entry.install, entry.discard)
 
     def _check_room(self) -> None:
@@ -119,15 +119,11 @@ class FittingVersion:
             needed += spare_bytes(decoder)
         self._loaded.check_room(needed, f"version {self.name} of {self.root}")
 
-    def _model_version(self) -> ModelVersion:
-        ends = frozenset(self._found.checkpoint.eos_token_ids)
-        return ModelVersion(self.name, self._found.tokenizer, ends)
-
     def _new_version(
         self, install: Callable[[Engine], None], discard: Callable[[], None]
     ) -> NewVersion:
         return NewVersion(
-            model_version=self._model_version(),
+            model_version=self._found.model_version,
             manner=self.manner,
             root=self.root,
             generation_config=self._found.checkpoint.generation_config,
@@ -216,8 +212,11 @@ class _InPlace:
 
 
 def _enter(engine: Engine, version: ModelVersion) -> None:
-    if not engine.takes_version(version.name):
+    """If it is not there, to be replaced."""
+    if version.name not in engine.versions:
         engine.add_version(version)
+    elif not engine.takes_version(version.name):
+        engine.take_back_version(version)
 
 
 def _read_again(params: Params, version: str, origin: Origin, error: BaseException) -> None:

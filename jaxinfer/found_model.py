@@ -23,6 +23,7 @@ from jaxinfer.models.registry import Decoder, decoder_for
 from jaxinfer.runtime.memory_plan import default_dtype
 from jaxinfer.runtime.weight_choice import WeightChoice, choose_weights
 from jaxinfer.tokenizer import Tokenizer
+from jaxinfer.versions import ModelVersion
 from pallas_kernels.backend import Backend
 
 
@@ -39,6 +40,11 @@ class FoundModel:
     def version(self) -> str:
         """Of the weights as they will be kept."""
         return self.choice.version
+
+    @property
+    def model_version(self) -> ModelVersion:
+        ends = frozenset(self.checkpoint.eos_token_ids)
+        return ModelVersion(self.version, self.tokenizer, ends)
 
 
 def find_model(

@@ -13,7 +13,7 @@ import numpy as np
 from checkpoints.checkpoint import Checkpoint, open_checkpoint
 from checkpoints.errors import CheckpointError
 from jaxinfer.config import ModelSource
-from jaxinfer.errors import ConfigError
+from jaxinfer.errors import ConfigError, NoRoom
 from jaxinfer.found_model import FoundModel
 from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.memory_plan import MemoryPlan
@@ -79,12 +79,27 @@ class LoadedVersions:
         self.runner, self.plan = runner, plan
         self._origins = dict([first])
         self._on_the_way: list[PlacedTensors] = []
+        self.engines: list[MemoryPlan] = []  # of versions with an engine of their own
 
     @property
     def weights_bytes(self) -> int:
-        """On the device, of all versions, and of those on their way in."""
+        """On the device, of all versions of the runner, and of those on their way in."""
         placed = sum(tensors.num_bytes for tensors in list(self._on_the_way))
         return self.runner.weights_bytes + placed
+
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Weights, programs and pools of all that is there."""
+        engines = list(self.engines)
+        return {
+            "weights": self.weights_bytes + sum(plan.weights_bytes for plan in engines),
+            "programs": sum(plan.programs_bytes for plan in (self.plan, *engines)),
+            "kv_pool": sum(plan.pool_bytes for plan in (self.plan, *engines)),
+        }
+
+    @property
+    def planned_bytes(self) -> int:
+        """The sum of it."""
+        return sum(self.bytes_by_kind().values())
 
     def origin_of(self, version: str) -> Origin:
         """Raises: ConfigError for a version that is not there."""
@@ -113,11 +128,12 @@ class LoadedVersions:
         self._origins[version] = origin
 
     def check_room(self, needed_bytes: int, what: str) -> None:
-        """Raises: ConfigError if so much is not free for another version, with what is missing."""
-        free = self.plan.free_bytes(self.weights_bytes)
+        """Raises: NoRoom if so much is not free for another version, with what is missing."""
+        own = self.plan.programs_bytes + self.plan.pool_bytes
+        free = self.plan.free_bytes(self.planned_bytes - own)
         if free is None or needed_bytes <= free:
             return
-        raise ConfigError(
+        raise NoRoom(
             f"{what} needs {needed_bytes} bytes beside what is loaded, but {free} are free: "
             f"{needed_bytes - free} are missing; load it with swap_mode stream, which pauses "
             "serving, drop another version, or start with a smaller --kv-cache-memory"

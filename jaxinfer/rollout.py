@@ -29,7 +29,7 @@ __all__ = ("Decision", "Evidence", "Guard", "Phase", "Rollout", "RolloutPlan", "
 
 
 Kind = Literal["load", "begin", "advance", "stay", "promote", "roll_back", "fail"]
-By = Literal["plan", "signal", "operator", "loading"]
+By = Literal["plan", "signal", "operator", "loading", "server"]
 
 
 class Phase(enum.StrEnum):
@@ -199,15 +199,15 @@ class Rollout:
             raise Conflict(f"there is no canary to promote: {self._words()}")
         return self._end(Phase.PROMOTED, "promote", "operator", "an operator promoted it", now)
 
-    def roll_back(self, now: float, reason: str) -> Decision | None:
-        """By hand, at once. Raises: Conflict if there is nothing to go back from, or to."""
+    def roll_back(self, now: float, reason: str, *, by: By = "operator") -> Decision | None:
+        """At once. Raises: Conflict if there is nothing to go back from, or to."""
         if self._phase not in (Phase.CANARY, Phase.PROMOTED):
             raise Conflict(f"there is no version to roll back: {self._words()}")
         if not self._has_stable:
             raise Conflict(
                 f"there is no way back: version {self.stable} was dropped; load it as a new version"
             )
-        return self._end(Phase.ROLLED_BACK, "roll_back", "operator", reason, now)
+        return self._end(Phase.ROLLED_BACK, "roll_back", by, reason, now)
 
     def _is_tried(self, version: str) -> bool:
         return self._phase is Phase.CANARY and version in (self.canary, self.stable)

@@ -6,24 +6,17 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from checkpoints.checksums import check_sums
 from checkpoints.errors import CheckpointError
 from jaxinfer.config import EngineConfig, ModelSource
-from jaxinfer.errors import ConfigError
 from jaxinfer.fitting_version import FittingVersion
 from jaxinfer.found_model import FoundModel, find_model
 from jaxinfer.loaded_versions import LoadedVersions, Origin
 from jaxinfer.models.registry import Decoder
-from jaxinfer.new_version import Manner, NewVersion, OpenVersion
-from jaxinfer.runtime.low_priority import at_low_priority
+from jaxinfer.new_version import OpenVersion
+from jaxinfer.own_engine_version import OwnEngineVersion
 from jaxinfer.runtime.memory_plan import MemoryPlan
 from jaxinfer.runtime.runner import ModelRunner
 from jaxinfer.version_order import VersionOrder
-
-LoadEngine = Callable[[EngineConfig, FoundModel, Callable[[str], None]], NewVersion]
-"""Makes an engine of its own for what was found, whose checkpoint the caller closes. Takes the
-configuration that runs, with the source of the new version, and a function that is told what is
-being done, in words. Runs on a thread of low priority."""
 
 
 class VersionLoading:
@@ -33,7 +26,7 @@ class VersionLoading:
         config: of what runs.
         found: the model that runs; its checkpoint may be closed.
         cache_dir: jaxinfer's; models that are fetched go there.
-        load_engine: None: what the running programs do not compute is refused.
+        programs: name of the folder in it where compiled programs are kept.
     """
 
     def __init__(
@@ -44,17 +37,18 @@ class VersionLoading:
         plan: MemoryPlan,
         *,
         cache_dir: Path,
-        load_engine: LoadEngine | None = None,
+        programs: str,
     ):
-        self._config, self._running, self._cache_dir = config, found.decoder, cache_dir
-        self._load_engine = load_engine
+        self._config, self._running = config, found.decoder
+        self._cache_dir, self._programs_dir = cache_dir, cache_dir / programs
         first = found.version, Origin.of(config.source, found)
         self._loaded = LoadedVersions(runner, plan, first)
 
-    @property
-    def weights_bytes(self) -> int:
-        """Of all versions of the runner, and of those on their way to it. Any thread may ask."""
-        return self._loaded.weights_bytes
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Weights, programs and kv_pool of all versions, and of those on their way in. Any thread
+        may ask.
+        """
+        return self._loaded.bytes_by_kind()
 
     def source_of(self, version: str) -> ModelSource:
         """What a version of the runner was loaded from, to load it again. Raises: ConfigError."""
@@ -83,42 +77,14 @@ class VersionLoading:
         difference = _difference(found.decoder, self._running, self._loaded.plan.max_model_len)
         if difference is None:
             return FittingVersion(found, order, self._loaded)
-        if self._load_engine is None:
-            raise ConfigError(
-                f"{found.checkpoint.path}: expected a model of the running programs' shape, "
-                f"found {difference}; start another server with it"
-            )
         config = dataclasses.replace(self._config, source=order.source)
-        return _OwnEngine(found, config, self._load_engine, difference)
-
-
-class _OwnEngine:
-    """An `OpenVersion` that the running programs do not compute. Owns what was found."""
-
-    manner: Manner = "engine"
-
-    def __init__(
-        self, found: FoundModel, config: EngineConfig, load_engine: LoadEngine, difference: str
-    ):
-        self._found, self._config, self._load_engine = found, config, load_engine
-        self.name, self.root = found.version, config.source.model
-        self.weights_bytes = found.decoder.params_bytes
-        self.lines = found.choice.line(), f"with an engine of its own: {difference}"
-
-    def load(self, on_progress: Callable[[str], None]) -> NewVersion:
-        def loaded() -> NewVersion:
-            on_progress("compare checksums")
-            check_sums(self._found.checkpoint.path)
-            return self._load_engine(self._config, self._found, on_progress)
-
-        try:
-            version = at_low_priority(loaded)
-        finally:
-            self.close()
-        return dataclasses.replace(version, lines=(*self.lines, *version.lines))
-
-    def close(self) -> None:
-        self._found.checkpoint.close()
+        return OwnEngineVersion(
+            found,
+            config,
+            self._loaded,
+            programs_dir=self._programs_dir,
+            difference=difference,
+        )
 
 
 def _check_expected(order: VersionOrder, found: FoundModel) -> None:

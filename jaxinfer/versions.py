@@ -71,10 +71,9 @@ class Versions:
         return name in self._by_name and name not in self._retired
 
     def add(self, found: ModelVersion) -> None:
-        """One that is retired comes back. Raises: ValueError if it is there."""
-        if self.takes(found.name):
+        """Raises: ValueError if it is there."""
+        if found.name in self._by_name:
             raise ValueError(f"version {found.name} is there already")
-        self._retired.discard(found.name)
         self._by_name[found.name] = found
 
     def become_current(self, name: str) -> None:
@@ -87,6 +86,13 @@ class Versions:
             raise ValueError(f"version {name} is current; make another one current first")
         if name in self._by_name:
             self._retired.add(name)
+
+    def take_back(self, found: ModelVersion) -> None:
+        """One that was retired takes requests again. Raises: ValueError if it is not there."""
+        if found.name not in self._retired:
+            raise ValueError(f"version {found.name} is not retired")
+        self._retired.remove(found.name)
+        self._by_name[found.name] = found
 
     def begin(self, name: str) -> None:
         """A sequence of this version lives."""

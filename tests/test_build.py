@@ -76,7 +76,7 @@ def test_a_second_build_loads_every_program_and_gives_the_same_tokens(
     assert second._built.summary["programs"] == f"{NUM_SMALL} loaded, 0 compiled"
     assert greedy(second) == tokens
     assert counter.count == compiled
-    assert second.compile_events() == {"startup": 0, "serving": 0}
+    assert second.compile_events() == {"startup": 0, "serving": 0, "version": 0}
 
 
 def test_fused_steps_say_the_same(small: EngineConfig):
@@ -241,7 +241,7 @@ def test_compiling_ahead_is_all_that_a_later_build_needs(
     assert "listening" not in done.stderr
     llm = LLM(config=own)
     assert llm._built.summary["programs"] == f"{NUM_SMALL} loaded, 0 compiled"
-    assert llm.compile_events() == {"startup": 0, "serving": 0}
+    assert llm.compile_events() == {"startup": 0, "serving": 0, "version": 0}
 
 
 def test_compiling_ahead_reads_no_weights_and_allocates_no_pool(

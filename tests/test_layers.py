@@ -26,7 +26,8 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
     {
         "async_engine": "async_engine batch_window request_stream observer",
         "rollout": "rollout rollout_log canary",
-        "build": "build found_model loaded_versions fitting_version version_loading",
+        "build": "build assembly found_model second_engine loaded_versions fitting_version "
+        "own_engine_version version_loading",
         "quantization": "quantization",
     },
     {

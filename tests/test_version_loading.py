@@ -26,16 +26,17 @@ from safetensors.numpy import load_file, save_file
 from checkpoints.checkpoint import open_checkpoint
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import Quantization, WeightFormat
-from jaxinfer import fitting_version
+from jaxinfer import fitting_version, own_engine_version
 from jaxinfer.build import Built, build
 from jaxinfer.config import EngineConfig, ModelSource, SamplingParams
 from jaxinfer.engine import Engine
 from jaxinfer.errors import ConfigError, Conflict, EngineFailure, InvalidRequest
-from jaxinfer.found_model import FoundModel, find_model
-from jaxinfer.new_version import NewVersion, OpenVersion
+from jaxinfer.found_model import find_model
+from jaxinfer.new_version import Manner, NewVersion, OpenVersion
 from jaxinfer.runtime import memory_plan
 from jaxinfer.runtime.low_priority import LOWEST, at_low_priority
 from jaxinfer.runtime.memory_budget import MemoryBudget
+from jaxinfer.runtime.memory_plan import MemoryPlan
 from jaxinfer.runtime.runner import ModelRunner
 from jaxinfer.scheduling.request import Request
 from jaxinfer.version_loading import VersionLoading
@@ -127,14 +128,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture
 def kept(world: World) -> Iterator[World]:
     """Checks that the running version says afterwards what it said, and nothing else is left."""
-    before, compiled = live_bytes(), world.built.compile_counter.count
+    before = live_bytes()
     yield world
     engine = world.engine
     assert (engine.version, engine.versions) == (world.built.version, (world.built.version,))
     assert answers(engine, None) == [world.says[engine.version]]
     assert live_bytes() == before
     assert world.built.memory_bytes["weights"] == world.built.plan.weights_bytes
-    assert world.built.compile_counter.count == compiled
+    assert world.built.compile_events()["serving"] == 0
 
 
 def changed(model: Path, to: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> Path:
@@ -427,9 +428,13 @@ RUNNER: dict[str, Any] = {"layer_kinds": (), "num_seats": 8, "make_pages": list,
 def quantized(folder: Path, *, kl: float | None = 0.003, of: str | None = None) -> Path:
     model = write_checkpoint(folder, seed=1, quantization=INT8)
     if kl is not None:
-        version = of or open_checkpoint(model).version
-        (model / "certificate.json").write_text(json.dumps(certified(version, kl).to_json()))
+        certify(model, kl=kl, of=of)
     return model
+
+
+def certify(model: Path, *, kl: float = 0.003, of: str | None = None) -> None:
+    version = of or open_checkpoint(model).version
+    (model / "certificate.json").write_text(json.dumps(certified(version, kl).to_json()))
 
 
 @pytest.mark.parametrize(
@@ -454,7 +459,7 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path: Path, kept: World):
     found = find_model(ModelSource(str(good)), REFERENCE, cache_dir, show_progress=False)
     config, first = built.version_source._config, {found.version: {}}
     runner = ModelRunner(first, [], built.runner._programs, **RUNNER)
-    loading = VersionLoading(config, found, runner, built.plan, cache_dir=cache_dir)
+    loading = VersionLoading(config, found, runner, built.plan, cache_dir=cache_dir, programs="")
 
     def load(model: Path, **fields: Any) -> NewVersion:
         order = VersionOrder(ModelSource(str(model), **fields))
@@ -529,56 +534,119 @@ def test_what_programs_do_not_see_may_differ(kept: World, tmp_path: Path):
 @pytest.mark.parametrize(
     ("keys", "difference"),
     [
-        ({"intermediate_size": 96}, r"intermediate_size 96 \(here 80\)"),
-        ({"rope_theta": 5e5}, r"rope_theta 500000.0 \(here 10000.0\)"),
-        ({"max_position_embeddings": 320}, r"a limit of 320 tokens \(here 640\)"),
+        ({"intermediate_size": 96}, "intermediate_size 96 (here 80)"),
+        ({"rope_theta": 5e5}, "rope_theta 500000.0 (here 10000.0)"),
+        ({"max_position_embeddings": 320}, "a limit of 320 tokens (here 640)"),
     ],
 )
 def test_what_the_programs_do_not_compute_needs_an_engine_of_its_own(
     kept: World, tmp_path: Path, keys: dict[str, Any], difference: str
 ):
     model = reconfigured(kept.theirs, tmp_path / "m", **keys)
-    with pytest.raises(ConfigError, match=f"shape, found {difference}; start another server"):
-        kept.open(model)
+    opened = kept.open(model)
+    assert opened.manner == "engine"
+    assert opened.lines == (f"not what the running programs compute: {difference}",)
+    opened.close()
 
 
-def test_an_engine_of_its_own_is_made_of_what_was_found(kept: World, tmp_path: Path):
+@pytest.mark.slow
+def test_a_version_with_an_engine_of_its_own_comes_and_goes(kept: World, tmp_path: Path):
+    model = quantized(tmp_path / "m")
+    before, phases = kept.built.memory_bytes, list[str]()
+    version = kept.open(model).load(phases.append)
+    assert phases[:2] == ["compare checksums", "compile"]
+    assert phases[-2:] == ["load weights", "allocate KV pool"]
+    assert version.engine is not None
+    [said] = answers(version.engine, None)
+    assert said not in kept.says.values()
+    after = kept.built.memory_bytes
+    assert after["weights"] == before["weights"] + version.weights_bytes
+    assert after["kv_pool"] == 2 * before["kv_pool"]
+    assert answers(kept.engine, None) == [kept.says[kept.built.version]]
+    version.discard()
+    assert kept.built.memory_bytes == before
+
+
+class FakeSecondEngine:
+    """In the place of `load_engine`: reads the weights, and plans as the running engine did."""
+
+    def __init__(self, plan: MemoryPlan):
+        self.plan = plan
+        self.asked: dict[str, Any] = {}
+
+    def __call__(self, config: EngineConfig, *found: Any, **options: Any) -> NewVersion:
+        checkpoint, choice, decoder, tokenizer, budget = found
+        self.asked = {"config": config, "budget": budget, **options}
+        options["on_progress"]("compile")
+        params = options["load"](checkpoint, decoder)
+        options["on_plan"](self.plan)
+
+        def discard() -> None:
+            for array in jax.tree.leaves(params):
+                array.delete()
+
+        version = ModelVersion(choice.version, tokenizer, frozenset())
+        root, size = config.source.model, decoder.params_bytes
+        args = version, "engine", root, {}, 10, 20, size, ("planned",), lambda engine: None
+        return NewVersion(*args, discard)
+
+
+@pytest.fixture
+def second(kept: World, monkeypatch: pytest.MonkeyPatch) -> FakeSecondEngine:
+    fake = FakeSecondEngine(kept.built.plan)
+    monkeypatch.setattr(own_engine_version, "load_engine", fake)
+    return fake
+
+
+def test_an_engine_of_its_own_is_made_of_what_was_found(
+    kept: World, second: FakeSecondEngine, tmp_path: Path
+):
     model = quantized(tmp_path / "m")
     write_sums(model)
-    asked: list[tuple[EngineConfig, FoundModel, str]] = []
-
-    def load_engine(
-        config: EngineConfig, found: FoundModel, on_progress: Callable[[str], None]
-    ) -> NewVersion:
-        on_progress("compile")
-        asked.append((config, found, threading.current_thread().name))
-        version = ModelVersion(found.version, found.tokenizer, frozenset())
-        nothing: Any = lambda *_: None  # noqa: E731
-        return NewVersion(version, "engine", "m", {}, 10, 20, 30, ("planned",), nothing, nothing)
-
-    source, phases = kept.built.version_source, list[str]()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "_load_engine", load_engine)
-        opened = kept.open(model)
-        assert opened.manner == "engine"
-        version = opened.load(phases.append)
+    before, phases = kept.built.memory_bytes, list[str]()
+    version = kept.open(model).load(phases.append)
     assert phases == ["compare checksums", "compile"]
-    assert version.lines[1:] == (
-        "with an engine of its own: int8 weights (here float32)",
+    assert version.root == second.asked["config"].source.model == str(model)
+    assert second.asked["running_model_len"] == kept.built.max_model_len
+    assert version.lines == (
+        "not what the running programs compute: int8 weights (here float32)",
         "planned",
     )
-    [(config, found, thread)] = asked
-    assert config.source.model == str(model)
-    assert config.scheduler == source._config.scheduler
-    assert found.version == version.name
-    assert thread == "low-priority"
+    kinds = "weights", "programs", "kv_pool"
+    twice = {kind: 2 * size for kind, size in before.items() if kind in kinds}
+    assert kept.built.memory_bytes == before | twice
+    version.discard()
+    assert kept.built.memory_bytes == before
+    write_sums(model, **{WEIGHTS: "0" * 64})
+    with pytest.raises(CheckpointError, match="expected SHA-256"):
+        kept.load(model)
 
 
-def test_a_load_that_is_given_up_ends_and_leaves_nothing_behind(kept: World):
-    opened = kept.open(kept.theirs)
+@pytest.mark.usefixtures("second")
+def test_an_engine_of_its_own_for_damaged_weights_is_not_kept(kept: World, tmp_path: Path):
+    def spoil(tensors: dict[str, np.ndarray]) -> None:
+        tensors["model.norm.weight"][0] = np.nan
+
+    good = quantized(tmp_path / "good", kl=None)
+    bad = changed(good, tmp_path / "bad", spoil)
+    certify(bad)
+    before = kept.built.memory_bytes
+    with pytest.raises(CheckpointError, match=r"'model.norm.weight': expected finite numbers"):
+        kept.load(bad)
+    assert kept.built.memory_bytes == before
+
+
+@pytest.mark.usefixtures("second")
+@pytest.mark.parametrize("manner", ["beside", "stream", "engine"])
+def test_a_load_that_is_given_up_ends_and_leaves_nothing_behind(
+    kept: World, tmp_path: Path, manner: Manner
+):
+    model = quantized(tmp_path / "m") if manner == "engine" else kept.theirs
+    opened = kept.open(model, "stream" if manner == "stream" else "beside")
+    assert opened.manner == manner
 
     def give_up(phase: str) -> None:
-        if phase == "read and check weights":
+        if phase in ("read and check weights", "compile"):
             opened.close()
 
     with pytest.raises(Conflict, match="given up while it was read"):

@@ -12,7 +12,7 @@ from random import Random
 from jaxinfer.canary.facts import RequestFacts, ShadowFacts
 from jaxinfer.scheduling.request import FinishReason
 
-NUM_ANSWERS = 4000  # of a pool
+NUM_ANSWERS = 2000  # of a pool
 MAX_TOKENS = 512  # of an answer
 NUM_COMPARED = 64  # tokens of a shadowed prompt
 

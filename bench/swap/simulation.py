@@ -27,7 +27,7 @@ class Traffic:
     """What the server is told to do."""
 
     requests_per_s: float = 2.0  # of both versions together
-    steps_per_request: float = 2.0  # of the canary, a few of those that a request needs
+    steps_per_request: float = 2.0  # of the canary that can be compared; real ones have more
 
 
 @dataclass(frozen=True, slots=True)

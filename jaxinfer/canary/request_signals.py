@@ -50,16 +50,17 @@ class RequestSignals:
             self._repetition = Signal("repetition", "share", guard.max_repetition_rank)
         if guard.max_cut_increase is not None:
             self._cut = Signal("cut_answers", "share", 0.5 + guard.max_cut_increase / 2)
+        quality = (self._length, self._repetition, self._cut)
+        self.all = (
+            self._failed,
+            self._failing,
+            self._deadlines,
+            *(signal for signal in quality if signal),
+        )
         self._outcomes = Pairing[FinishReason]()
         self._answers = Pairing[RequestFacts]()
         self._last_failed_s = self._since_s = -math.inf
         self._counted: dict[bool, dict[str, None]] = {True: {}, False: {}}  # keys, oldest first
-
-    @property
-    def all(self) -> tuple[Signal, ...]:
-        found = (self._failed, self._failing, self._deadlines)
-        quality = (self._length, self._repetition, self._cut)
-        return found + tuple(signal for signal in quality if signal)
 
     def begin_stage(self, now: float) -> None:
         """Other keys than before may get the canary."""

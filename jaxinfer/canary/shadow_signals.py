@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from jaxinfer.canary.facts import ShadowFacts
 from jaxinfer.canary.guard import Guard
 from jaxinfer.canary.signal import Signal, scaled
@@ -27,18 +29,18 @@ class ShadowSignals:
         if guard.max_nll_increase is not None:
             m0 = scaled(guard.max_nll_increase, NLL_LOW, NLL_HIGH)
             self._nll = Signal("nll_increase", "nats per token", m0)
-
-    @property
-    def all(self) -> tuple[Signal, ...]:
-        return tuple(signal for signal in (self._kl, self._nll) if signal)
+        self.all = tuple(signal for signal in (self._kl, self._nll) if signal)
 
     def note(self, facts: ShadowFacts) -> None:
-        """One without tokens says nothing."""
+        """One without tokens says nothing; what is no number is as bad as can be."""
         if not facts.num_tokens:
             return
         if self._kl and self._max_kl:
-            self._kl.see(facts.kl)
-            self._kl.bet(scaled(facts.kl, 0.0, KL_RANGE * self._max_kl))
+            high = KL_RANGE * self._max_kl
+            kl = facts.kl if math.isfinite(facts.kl) else high
+            self._kl.see(kl)
+            self._kl.bet(scaled(kl, 0.0, high))
         if self._nll:
-            self._nll.see(facts.nll_increase)
-            self._nll.bet(scaled(facts.nll_increase, NLL_LOW, NLL_HIGH))
+            nll = facts.nll_increase if math.isfinite(facts.nll_increase) else NLL_HIGH
+            self._nll.see(nll)
+            self._nll.bet(scaled(nll, NLL_LOW, NLL_HIGH))

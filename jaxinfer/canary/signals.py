@@ -46,8 +46,7 @@ class Signals:
             self._num_requests += 1
             self._num_not_numbers += facts.is_not_numbers
         self._requests.note(facts, now, is_canary=is_canary)
-        not_numbers = self._not_numbers()
-        return not_numbers if not_numbers.is_alarm else _alarm(self._requests.all)
+        return self._not_numbers() if self._num_not_numbers else _alarm(self._requests.all)
 
     def note_step(self, stats: StepStats, now: float, *, is_canary: bool) -> Evidence | None:
         self._steps.note(stats, now, is_canary=is_canary)
@@ -81,4 +80,7 @@ class Signals:
 
 
 def _alarm(signals: Iterable[Signal]) -> Evidence | None:
-    return next((signal.evidence() for signal in signals if signal.is_alarm), None)
+    for signal in signals:
+        if signal.is_alarm:
+            return signal.evidence()
+    return None

@@ -26,13 +26,10 @@ class StepSignals:
         self._time: Signal | None = None
         if guard.max_slowdown is not None:
             self._time = Signal("step_time", "times the stable version's", 0.5, shown=math.exp)
+        self.all = (self._failed, self._time) if self._time else (self._failed,)
         self._pairing = StepPairing()
         self._outcomes = Pairing[bool]()  # whether it failed
         self._last_failed_s = -math.inf
-
-    @property
-    def all(self) -> tuple[Signal, ...]:
-        return (self._failed, self._time) if self._time else (self._failed,)
 
     def note(self, stats: StepStats, now: float, *, is_canary: bool) -> None:
         self._note_outcome(False, is_canary=is_canary)

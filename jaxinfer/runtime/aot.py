@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from jax.stages import Compiled, Lowered
 
+from jaxinfer.runtime.compile_counter import with_context
 from jaxinfer.runtime.program_cache import Kept, ProgramCache
 from jaxinfer.runtime.program_memory import ProgramMemory
 
@@ -74,6 +75,7 @@ def make_ready(
     cache: ProgramCache | None,
     *,
     on_ready: Callable[[str], None] = lambda name: None,
+    num_threads: int | None = None,
 ) -> Programs:
     """Loads or compiles all programs, as many at once as there are cores.
 
@@ -81,6 +83,7 @@ def make_ready(
         cache: where executables are kept between starts; None: compile all.
         on_ready: called with a program's name when it is there, from several threads; what it
             raises ends the work, and is raised.
+        num_threads: so many at once; None: as there are cores.
     """
     started = time.monotonic()
     compiled: list[str] = []
@@ -93,7 +96,7 @@ def make_ready(
         on_ready(program.name)
         return kept
 
-    ready = _at_once(prepare, programs)
+    ready = _at_once(prepare, programs, num_threads)
     if cache:
         cache.trim()
     by_name = {p.name: kept for p, kept in zip(programs, ready, strict=True)}
@@ -111,6 +114,7 @@ def measure(
     cache: ProgramCache | None,
     *,
     on_ready: Callable[[str], None] = lambda name: None,
+    num_threads: int | None = None,
 ) -> dict[str, ProgramMemory]:
     """What programs need, by name: as the cache remembers, else compiled to ask the compiler.
 
@@ -124,7 +128,8 @@ def measure(
         on_ready(program.name)
         return memory
 
-    return {p.name: m for p, m in zip(programs, _at_once(ask, programs), strict=True)}
+    asked = _at_once(ask, programs, num_threads)
+    return {p.name: m for p, m in zip(programs, asked, strict=True)}
 
 
 def _compiled(program: Program, cache: ProgramCache | None) -> Kept:
@@ -134,11 +139,13 @@ def _compiled(program: Program, cache: ProgramCache | None) -> Kept:
     return Kept(executable, ProgramMemory.of(executable))
 
 
-def _at_once(work: Callable[[Program], Result], programs: Sequence[Program]) -> list[Result]:
+def _at_once(
+    work: Callable[[Program], Result], programs: Sequence[Program], num_threads: int | None
+) -> list[Result]:
     """Results in order. The first error ends the rest, as far as it has not begun."""
-    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="compile") as pool:
+    with ThreadPoolExecutor(num_threads or os.cpu_count() or 1, "compile") as pool:
         try:
-            return list(pool.map(work, programs))
+            return list(pool.map(with_context(work), programs))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -5,6 +5,7 @@ Reads the device and /proc; decides nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from dataclasses import dataclass
@@ -29,6 +30,14 @@ class MemoryBudget:
     @property
     def is_gpu(self) -> bool:
         return self.device_bytes is not None
+
+    def beside(self, taken_bytes: int) -> MemoryBudget:
+        """What is left beside models that take `taken_bytes` as they were planned. On a CPU they
+        are in `process_bytes` already, and nothing changes.
+        """
+        if not self.is_gpu or self.total_bytes is None:
+            return self
+        return dataclasses.replace(self, total_bytes=max(0, self.total_bytes - taken_bytes))
 
     def elsewhere(self) -> MemoryBudget:
         """Of another machine with such a device: how much memory a CPU has there is not known."""

@@ -48,20 +48,25 @@ class MemoryPlan:
         return self.num_pages * self.page_size
 
     @property
+    def fits(self) -> bool:
+        """Whether the sum is within the budget, as far as that is known."""
+        return self.budget.total_bytes is None or self.total_bytes <= self.budget.total_bytes
+
+    @property
     def total_bytes(self) -> int:
         """All of it, and on a CPU the process itself."""
         fixed = self.budget.process_bytes + self.weights_bytes + self.programs_bytes
         return fixed + self.pool_bytes
 
-    def free_bytes(self, weights_bytes: int) -> int | None:
+    def free_bytes(self, versions_bytes: int) -> int | None:
         """What another version's weights may take: of a GPU's budget, while all versions that are
-        there take `weights_bytes`; of what a CPU's system has now. None: it does not tell.
+        there take `versions_bytes`; of what a CPU's system has now. None: it does not tell.
         """
         if not self.budget.is_gpu:
             return free_bytes(ROOT)
         assert self.budget.total_bytes is not None
         others = self.programs_bytes + self.pool_bytes
-        return max(0, self.budget.total_bytes - others - weights_bytes)
+        return max(0, self.budget.total_bytes - others - versions_bytes)
 
     def by_kind(self) -> dict[str, int]:
         """The parts of the sum."""
@@ -89,7 +94,7 @@ class MemoryPlan:
     def check(self) -> None:
         """Raises: ConfigError if the sum is over the budget, with the pools that would fit."""
         total, one = self.budget.total_bytes, self.page_bytes
-        if total is None or self.total_bytes <= total:
+        if total is None or self.fits:
             return
         most = (total - self.total_bytes + self.pool_bytes) // one * one
         least = self.fewest_pages * one

@@ -28,10 +28,12 @@ from jaxinfer.runtime.program_cache import ProgramCache
 from jaxinfer.runtime.program_key import program_key
 from jaxinfer.runtime.program_list import ProgramList
 from jaxinfer.runtime.program_memory import programs_bytes
+from jaxinfer.runtime.second_plan import plan_beside
 from jaxinfer.runtime.steps import Steps
 from jaxinfer.scheduling.buckets import Buckets
 
 PROBE_PAGES = 8
+ROOM_FOR_PROGRAMS = 8  # where less than an eighth of the pool is left, they are probed first
 PROBE_MARGIN = 8  # an eighth more than the largest programs tell, for the others' code
 
 
@@ -75,6 +77,36 @@ def prepare(
         needed = found.plan.programs_bytes  # a smaller bucket's program needs more than a larger's
 
 
+def prepare_beside(
+    config: EngineConfig,
+    decoder: Decoder,
+    budget: MemoryBudget,
+    cache_root: Path,
+    *,
+    least_model_len: int,
+    on_ready: Callable[[str], None] = lambda name: None,
+) -> ProgramSet:
+    """As `prepare`, in a process where another model runs: one program at a time, and over as large
+    a pool as is left if the one that was asked for is larger (`plan_beside`).
+
+    Args:
+        least_model_len: tokens; a pool must hold one such sequence.
+    Raises: ConfigError that says how much memory is missing.
+    """
+    planned = partial(plan_beside, config, decoder, budget, least_model_len=least_model_len)
+    maker = _Maker(config, decoder, cache_root, on_ready, num_threads=1)
+    plan = planned(0)
+    total = budget.total_bytes
+    if total is not None and plan.total_bytes + plan.pool_bytes // ROOM_FOR_PROGRAMS > total:
+        plan = planned(maker.probe(plan.max_model_len))
+    while True:
+        found = maker.make(plan)
+        if found.plan.fits:
+            return found
+        needed = found.plan.programs_bytes  # over a smaller pool they may need some bytes more
+        plan = planned(needed + needed // PROBE_MARGIN)
+
+
 class _Maker:
     """Makes the programs of a plan."""
 
@@ -84,9 +116,10 @@ class _Maker:
         decoder: Decoder,
         cache_root: Path,
         on_ready: Callable[[str], None],
+        num_threads: int | None = None,
     ):
         self._config, self._decoder, self._cache_root = config, decoder, cache_root
-        self._on_ready = on_ready
+        self._on_ready, self._num_threads = on_ready, num_threads
         self._is_fused = _is_fused(config.step_programs)
         self._pages_dtype = pages_dtype(config.cache.kv_cache_dtype, decoder.dtype)
 
@@ -100,7 +133,7 @@ class _Maker:
         pages = pages_program(model, dtype=dtype, **shape)
         wanted = [*listed.serving(), pages]
         with self._bar("compiling", len(wanted)) as on_ready:
-            ready = make_ready(wanted, cache, on_ready=on_ready)
+            ready = make_ready(wanted, cache, on_ready=on_ready, num_threads=self._num_threads)
         programs = ready.without(pages.name)
         needed = programs_bytes(programs.memory, listed.batch_bytes())
         return ProgramSet(
@@ -120,7 +153,8 @@ class _Maker:
         largest = dataclasses.replace(buckets, rows=buckets.rows[-1:], tokens=buckets.tokens[-1:])
         probes = self._listed(largest, PROBE_PAGES).serving()
         with self._bar("measuring", len(probes)) as on_ready:
-            found = measure(probes, self._cache(largest, PROBE_PAGES), on_ready=on_ready)
+            cache = self._cache(largest, PROBE_PAGES)
+            found = measure(probes, cache, on_ready=on_ready, num_threads=self._num_threads)
         by_kind = {_kind(name): memory for name, memory in found.items()}
         listed = self._listed(buckets, PROBE_PAGES)
         names = [program.name for program in listed.serving()]

@@ -205,6 +205,21 @@ class ModelRunner:
         del self._tops[version], self._weights_bytes[version]
         _delete(self._params.pop(version))
 
+    def close(self) -> None:
+        """Frees everything on the device, and the programs, when steps under way have ended. No
+        step can run any more. May be called twice.
+        """
+        with suppress(Exception):  # of a step that failed
+            jax.block_until_ready((self._pages, self._newest))
+        for version in list(self._params):
+            self.drop_version(version)
+        held = self._pages, self._newest, self._full_masks
+        self._pages, self._full_masks = [], {}
+        for array in jax.tree.leaves(held):
+            array.delete()
+        self._programs = Programs({}, 0, 0, 0.0)
+        self._make_pages = _closed
+
     def score_chunk(
         self, version: str, bucket: int, arrays: PrefillArrays[np.ndarray], targets: np.ndarray
     ) -> np.ndarray:
@@ -271,3 +286,7 @@ def _penalty_arrays(
         penalties.bias,
         mask,
     )
+
+
+def _closed() -> KVPages:
+    raise RuntimeError("the runner is closed")

@@ -78,7 +78,12 @@ class Account:
         """None while nobody listens."""
         if state.on_request is None and state.on_answered is None:
             return None
-        return cls(model, requests, on_request=state.on_request, on_answered=state.on_answered)
+        return cls(
+            model,
+            requests,
+            on_request=None if state.on_request is None else state.note_request,
+            on_answered=None if state.on_answered is None else state.note_answered,
+        )
 
     def take(self, output: RequestOutput) -> None:
         """Something was read."""
@@ -126,13 +131,15 @@ class Account:
         )
 
     def _answer(self, request_id: str) -> None:
-        choices = [
+        choices = self._choices[request_id]
+        if self._on_answered is None or not all(c.finish in WELL for c in choices):
+            return
+        found = tuple(
             AnsweredChoice(tuple(c.token_ids), "".join(c.texts), c.finish)
-            for c in self._choices[request_id]
-            if c.finish in WELL
-        ]
-        if self._on_answered is not None and len(choices) == len(self._choices[request_id]):
-            self._on_answered(Answered(self._model, self._requests[request_id], tuple(choices)))
+            for c in choices
+            if c.finish is not None
+        )
+        self._on_answered(Answered(self._model, self._requests[request_id], found))
 
 
 def repetition(token_ids: Sequence[int]) -> float:

@@ -12,7 +12,7 @@ from jaxinfer.server.memory_metrics import PAGE_STATES
 from jaxinfer.server.metric_maker import MetricMaker
 from jaxinfer.stats import PoolStats, RequestStats, StepStats
 
-COMPILE_PHASES = ("startup", "serving")
+COMPILE_PHASES = ("startup", "serving", "version")
 MAX_TOKENS = 131072  # of a request; bounds the buckets, which are made before the model is known
 MAX_STEP_TOKENS = 16384
 
@@ -147,7 +147,7 @@ class EngineMetrics:
         self._success = {r: success[r.value] for r in ends}
         self._compile_events = make.counters(
             "compile_events",
-            "XLA compilations: after the start there must be none",
+            "XLA compilations: after the start there must be none but for another version",
             "phase",
             COMPILE_PHASES,
         )

@@ -97,10 +97,12 @@ class GenerationEndpoint(ABC):
                 await self._attend(served, plan, arrival_s, scope, receive, send, permit)
 
     async def _parsed(self, body: bytes, head: CallHead) -> ParsedCall:
+        """On the stable model's threads, which must not end meanwhile."""
         stable = self._state.served()
-        parsed = await stable.for_body(
-            body, lambda: ParsedCall.read(body, self.wire, head.headers, stable.names)
-        )
+        with self._state.versions.call(stable):
+            parsed = await stable.for_body(
+                body, lambda: ParsedCall.read(body, self.wire, head.headers, stable.names)
+            )
         for name in self._state.new_unknown_fields(parsed.unknown):
             log.warning("field %r is not known and has no effect (said once)", name[:80])
         return parsed

@@ -85,6 +85,7 @@ class Built(Protocol):
     def memory_bytes(self) -> Mapping[str, int]: ...
     @property
     def version_source(self) -> VersionSource | None: ...
+    def close(self) -> None: ...
     def compile_events(self) -> Mapping[str, int]: ...
 
 
@@ -297,6 +298,7 @@ class _Serving:
             log=log_file,
             make_engine=lambda core: serving.engine(core, metrics.for_engine()),
             make_model=serving.version,
+            free_first=built.close,
             before=before,
             standby_s=settings.standby_s,
         )

@@ -24,8 +24,8 @@ class RequestRecord:
 
     request_id: str
     trace_id: str | None = None
-    version: str | None = None  # of the weights, once one is chosen
     facts: dict[str, Fact] = field(default_factory=dict[str, Fact])
+    version: str | None = None  # of the weights, once one is chosen
 
     def ids(self) -> dict[str, str]:
         """The ids that a log line carries."""

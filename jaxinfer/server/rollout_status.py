@@ -29,7 +29,7 @@ def version_status(slot: VersionSlot, versions: ServedVersions, now: float) -> d
         "share": shares[slot.name],
         "calls": versions.num_calls(slot.name),
         "bytes": slot.weights_bytes,
-        "progress": f"{slot.life}: {slot.progress}" if slot.is_arriving else slot.progress,
+        "progress": ": ".join(filter(None, (slot.life, slot.progress))) if slot.is_arriving else "",
         "lines": list(slot.lines),
         "standby_s": now - slot.standby_since_s if slot.life == "standby" else None,
     }

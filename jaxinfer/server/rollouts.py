@@ -14,46 +14,34 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from checkpoints.errors import CheckpointError
-from jaxinfer.errors import (
-    ConfigError,
-    Conflict,
-    InvalidRequest,
-    JaxInferError,
-    NoRoom,
-    Unavailable,
-)
-from jaxinfer.server.arrival import Arrival, Workshop
+from jaxinfer.errors import Conflict
+from jaxinfer.server.arrival import Workshop
 from jaxinfer.server.decision_book import DecisionBook
+from jaxinfer.server.incoming import OPERATOR, Incoming
+from jaxinfer.server.listening import Listening
 from jaxinfer.server.long_work import LongWork
-from jaxinfer.server.reload import reload
 from jaxinfer.server.rollout_status import machine_status, version_status
 from jaxinfer.server.roster import Roster
-from jaxinfer.server.smoke import SmokeFailed
 from jaxinfer.server.trials import Trials
 from jaxinfer.server.version_slot import VersionSlot
 
 if TYPE_CHECKING:
     from jaxinfer.async_engine import AsyncEngine
-    from jaxinfer.canary.facts import RequestFacts, ShadowFacts
     from jaxinfer.config import ModelSource
     from jaxinfer.engine import Engine
     from jaxinfer.new_version import NewVersion, VersionSource
     from jaxinfer.rollout import RolloutPlan
     from jaxinfer.rollout_log import RolloutLog
+    from jaxinfer.server.listening import Compare
     from jaxinfer.server.served_model import ServedModel
     from jaxinfer.server.smoke import Recorded
     from jaxinfer.server.state import ServerState
-    from jaxinfer.server.trials import Trial
-    from jaxinfer.stats import Verdict
     from jaxinfer.version_order import VersionOrder
 
 log = logging.getLogger(__name__)
 
 STANDBY_S = 600.0
-OPEN_S = 10.0  # that a caller waits for a version to be found; a download goes on behind that
 TICK_S = 0.25
-OPERATOR = "operator"
 
 
 class Rollouts:
@@ -71,6 +59,7 @@ class Rollouts:
         make_engine: an AsyncEngine for a version that has an engine of its own, not started.
         make_model: what serves a version on an engine; may take long, runs on a thread.
         free_first: gives back what the first engine holds, when no version of it is left.
+        compare: asks both versions the same, where a plan wants it; None: nobody does.
         before: what the log says of the last process, for `status`.
         standby_s: how long a version stands by.
         clock, wall_clock: monotonic seconds; seconds since 1970, for the log.
@@ -86,6 +75,7 @@ class Rollouts:
         make_engine: Callable[[Engine], AsyncEngine],
         make_model: Callable[[NewVersion, AsyncEngine], ServedModel],
         free_first: Callable[[], None] = lambda: None,
+        compare: Compare | None = None,
         before: str | None = None,
         standby_s: float = STANDBY_S,
         clock: Callable[[], float] = time.monotonic,
@@ -94,25 +84,37 @@ class Rollouts:
         first = state.model
         assert first is not None, "a model must be served first"
         self._state = state
-        self._source = source
-        self._make_engine, self._make_model = make_engine, make_model
         self._before = before
         self._clock = clock
-        self._work = LongWork()
         self._book = DecisionBook(log, wall_clock)
         self._tasks: set[asyncio.Task[None]] = set()
         slot = VersionSlot.of(first, order)
         self._roster = Roster(slot, state.versions, free_first=free_first, spawn=self._spawn)
-        self._trials = Trials(self._roster, self._book, standby_s=standby_s, clock=clock)
-        self._arriving: asyncio.Task[None] | None = None  # the last one
-        self._reload: VersionSlot | None = None  # under way
-        self._is_closed = False
+        self._trials = Trials(
+            self._roster,
+            self._book,
+            Listening(state, compare=compare, spawn=self._spawn),
+            ailment_of=state.ailment_of,
+            standby_s=standby_s,
+            clock=clock,
+        )
+        shop = None
+        if source is not None:
+            shop = Workshop(
+                state=state,
+                source=source,
+                home=first.engine,
+                make_engine=make_engine,
+                make_model=make_model,
+                work=LongWork(),
+                clock=clock,
+            )
+        self._incoming = Incoming(shop, self._roster, self._trials, self._book, spawn=self._spawn)
         self._has_ended = False
         self._book.started(slot.name, slot.root)
 
     def start(self) -> None:
-        """Listens to what the server does, and lets time pass; call it on the event loop."""
-        self._state.on_verdict, self._state.on_request = self.note_verdict, self.note_request
+        """Lets time pass for what is tried; call it on the event loop."""
         self._spawn(self._watch())
 
     @property
@@ -132,8 +134,8 @@ class Rollouts:
     ) -> None:
         """Loads a version in the background, tries it out and rolls it out by `plan`.
 
-        Returns when it has been found and its headers fit, or after OPEN_S; the rest is told by
-        `status`. Where there is no room for both, the version that stands by goes first.
+        Returns when it has been found and its headers fit, or after ten seconds; the rest is told
+        by `status`. The version that stands by goes before it is loaded.
 
         Args:
             recorded: what it must say before it gets a call; none: it must say anything at all.
@@ -141,16 +143,9 @@ class Rollouts:
         Raises: Conflict while another one comes; InvalidRequest with param `model` for one that
             cannot be found or does not fit; Unavailable while the server shuts down.
         """
-        shop = self._workshop()
         if promotes_at_once:
             plan = replace(plan, stages=(), promotes=True)
-        slot = VersionSlot(order)
-        trial = self._trials.begin(slot, plan)
-        self._roster.add(slot)
-        found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        bringing = self._bring(trial, Arrival(slot, shop), tuple(recorded), found)
-        self._arriving = self._spawn(bringing)
-        await _until_found(found)
+        await self._incoming.begin(order, plan, tuple(recorded))
 
     async def promote(self, version: str) -> None:
         """All new calls go to the canary, or back to the one that stands by.
@@ -221,13 +216,7 @@ class Rollouts:
                 f"version {version} is {stable.life}; only the stable one can be read again",
                 param="version",
             )
-        shop = self._workshop()
-        slot = self._reload = VersionSlot(
-            replace(stable.order, expected_version=stable.name), name=stable.name
-        )
-        found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._spawn(self._bring_again(stable, Arrival(slot, shop), within_s, found))
-        await _until_found(found)
+        await self._incoming.reload(stable, within_s)
 
     def status(self) -> dict[str, Any]:
         """For people and programs, plain JSON:
@@ -243,7 +232,7 @@ class Rollouts:
         pause: why new calls wait, or None.
         before_this_start: what the log says was under way when the last process ended, or None.
         """
-        now, trial, again = self._clock(), self._trials.last, self._reload
+        now, trial, again = self._clock(), self._trials.last, self._incoming.reloading
         slots, versions = self._roster.slots, self._state.versions
         return {
             "stable": self._roster.stable.name,
@@ -255,20 +244,6 @@ class Rollouts:
             "before_this_start": self._before,
         }
 
-    # ---- what is told
-
-    def note_request(self, facts: RequestFacts) -> None:
-        """A choice has ended, of any version."""
-        self._trials.note_request(facts)
-
-    def note_verdict(self, verdict: Verdict) -> None:
-        """A step was read, or failed, of any version."""
-        self._trials.note_verdict(verdict)
-
-    def note_shadow(self, facts: ShadowFacts) -> None:
-        """A prompt was computed by both versions."""
-        self._trials.note_shadow(facts)
-
     def tick(self) -> None:
         """Time has passed."""
         self._trials.tick()
@@ -278,16 +253,14 @@ class Rollouts:
     @property
     def is_busy(self) -> bool:
         """Whether a thread is at work that must not meet a dying interpreter."""
-        return self._work.is_busy
+        return self._incoming.is_busy
 
     def stop(self) -> None:
         """The server shuts down: nothing begins any more, and what arrives is left. A version that
         is just put in place gets there.
         """
-        self._is_closed = True
-        trial, task = self._trials.last, self._arriving
-        if task is not None and trial is not None and trial.slot.life != "installing":
-            task.cancel()
+        self._incoming.stop()
+        self._trials.stop()
 
     async def close(self) -> None:
         """Leaves what is under way, and closes the engines of versions that have their own. May be
@@ -306,96 +279,7 @@ class Rollouts:
         self._book.note("end", self._roster.stable.name, by="shutdown", reason="the server ends")
         await asyncio.to_thread(self._book.close)
 
-    # ---- the way in
-
-    async def _bring(
-        self,
-        trial: Trial,
-        arrival: Arrival,
-        recorded: tuple[Recorded, ...],
-        found: asyncio.Future[None],
-    ) -> None:
-        """From an order to a canary, or to the reason why not."""
-        try:
-            await self._find(arrival)
-            self._check_new(arrival)
-            _fulfil(found)
-            await self._make_room(trial.slot)
-            await arrival.load()
-            stable = self._roster.stable
-            if arrival.is_streamed:
-                await arrival.take_the_place_of(stable, recorded)
-                self._trials.has_replaced(trial, stable)
-            else:
-                await arrival.install()
-                await arrival.prove(recorded)
-                self._trials.arrived(trial)
-        except asyncio.CancelledError:
-            self._leave(arrival)
-            _refuse(found, Conflict("the order was taken back", param="model"))
-            raise
-        except Exception as error:
-            self._leave(arrival)
-            _refuse(found, error)
-            self._trials.failed(trial, reason_of(error))
-
-    async def _bring_again(
-        self, stable: VersionSlot, arrival: Arrival, within_s: float, found: asyncio.Future[None]
-    ) -> None:
-        """The stable version over itself."""
-        try:
-            await reload(arrival, stable, within_s=within_s, on_found=lambda: _fulfil(found))
-        except Exception as error:
-            arrival.discard()
-            _refuse(found, error)
-            log.error("version %s was not read again: %s", stable.name, reason_of(error))
-        else:
-            self._book.note("reload", stable.name, by=OPERATOR, reason="it was read again")
-        finally:
-            self._reload = None
-
-    def _leave(self, arrival: Arrival) -> None:
-        """What has been read so far is given back."""
-        arrival.discard()
-        if not self._is_closed and arrival.slot.is_arriving:
-            self._roster.send_away(arrival.slot)
-
-    async def _find(self, arrival: Arrival) -> None:
-        """Where there is no room, the version that stands by goes, and it is tried again."""
-        try:
-            await arrival.find()
-        except NoRoom:
-            if self._roster.standby is None:
-                raise
-            await self._make_room(arrival.slot)
-            await arrival.find()
-
-    def _check_new(self, arrival: Arrival) -> None:
-        """Raises: Conflict if a version of that name is here; InvalidRequest if the engine that it
-        belongs into is not.
-        """
-        slot = arrival.slot
-        if not (arrival.is_apart or self._roster.home.is_alive):
-            raise InvalidRequest(
-                f"version {slot.name} belongs into the first engine, which was given back; "
-                "restart the server with it",
-                param="model",
-            )
-        for other in self._roster.slots:
-            if other is not slot and other.name == slot.name:
-                how = {
-                    "stable": "is stable; `reload` reads it again",
-                    "standby": "stands by; promote it, or drop it first",
-                }.get(other.life, "still has calls; wait until it is gone")
-                raise Conflict(f"version {slot.name} {how}", param="model")
-
-    async def _make_room(self, slot: VersionSlot) -> None:
-        """Memory is planned for two versions."""
-        standby = self._roster.standby
-        if standby is not None:
-            slot.progress = f"waits until version {standby.name} is gone"
-            self._trials.end_standby(f"version {slot.name} comes", by=OPERATOR)
-            await standby.left.wait()
+    # ---- inside
 
     def _take_back(self, slot: VersionSlot, reason: str) -> None:
         """A canary, or one that arrives and is not just put in place."""
@@ -404,9 +288,8 @@ class Rollouts:
         assert trial.slot is slot
         if slot.life == "canary":
             self._trials.roll_back(trial, reason)
-        elif self._arriving is not None:
-            self._arriving.cancel()
-            self._trials.failed(trial, reason)
+        else:
+            self._incoming.take_back(trial, reason)
 
     def _go_back(self, reason: str) -> None:
         """Raises: Conflict."""
@@ -414,31 +297,6 @@ class Rollouts:
         if self._roster.standby is not None and trial is not None and trial.slot.is_arriving:
             self._take_back(trial.slot, f"{self._roster.stable.name} is rolled back")
         self._trials.go_back(reason)
-
-    def _workshop(self) -> Workshop:
-        """Raises: Unavailable, Conflict, InvalidRequest: nothing can come now."""
-        if self._is_closed or self._state.phase == "draining":
-            raise Unavailable("the server shuts down", retry_after_s=60.0, code="draining")
-        trial = self._trials.last
-        if trial is not None and (trial.slot.is_arriving or trial.slot.life == "canary"):
-            raise Conflict(
-                f"version {trial.slot.name} is {trial.slot.life}; promote it or roll it back first"
-            )
-        if self._reload is not None:
-            raise Conflict("the stable version is being read again; wait until it is there")
-        if self._work.is_busy:
-            raise Conflict("a load that was taken back has not ended; try again in a moment")
-        if self._source is None:
-            raise InvalidRequest("this server can load no versions; restart it with the model")
-        return Workshop(
-            state=self._state,
-            source=self._source,
-            home=self._roster.home,
-            make_engine=self._make_engine,
-            make_model=self._make_model,
-            work=self._work,
-            clock=self._clock,
-        )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -458,32 +316,3 @@ class Rollouts:
                 self.tick()
             except Exception:  # a fault of ours; the next look may be better
                 log.exception("a rollout could not be looked after")
-
-
-def reason_of(error: Exception) -> str:
-    """In one line; that of a library comes with its type."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    is_known = isinstance(error, JaxInferError | CheckpointError | SmokeFailed)
-    return text if is_known else f"{type(error).__name__}: {text}"
-
-
-def _fulfil(found: asyncio.Future[None]) -> None:
-    if not found.done():
-        found.set_result(None)
-
-
-def _refuse(found: asyncio.Future[None], error: Exception) -> None:
-    """What is wrong with the model is its caller's fault."""
-    if found.done():
-        return
-    is_told = isinstance(error, JaxInferError) and not isinstance(error, ConfigError)
-    found.set_exception(error if is_told else InvalidRequest(reason_of(error), param="model"))
-
-
-async def _until_found(found: asyncio.Future[None]) -> None:
-    """Or for OPEN_S. Raises: why it was not found."""
-    await asyncio.wait({found}, timeout=OPEN_S)
-    if found.done():
-        found.result()
-    else:  # nobody will ask
-        found.add_done_callback(lambda future: future.cancelled() or future.exception())

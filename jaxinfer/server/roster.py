@@ -142,7 +142,7 @@ class Roster:
                 log.warning("version %s is not gone yet: %s", slot.name, error)
                 await asyncio.sleep(AGAIN_S)
         self._slots.remove(slot)
-        if engine is self._home and not self._home.is_alive:
+        if engine is self._home and all(s.engine is not engine for s in self._slots):
             await asyncio.to_thread(self._free_first)
 
     def _tell(self, slot: VersionSlot, change: Callable[[Engine], None]) -> None:

@@ -203,7 +203,8 @@ class _Routes:
         versions = self._state.versions
         with self._state.admission.acquire():
             body = await read_body(request.scope, request.receive, self._state.limits) or b""
-            wire, _ = await stable.for_body(body, lambda: parse(body, kind))
+            with versions.call(stable):
+                wire, _ = await stable.for_body(body, lambda: parse(body, kind))
             wish = VersionWish.read(request.headers, wire.model, stable.names)
             served = wish.choose(versions)
             served.check_name(wish.name)

@@ -79,5 +79,6 @@ class ServedModel:
         return await loop.run_in_executor(self.grammar_pool, work)
 
     def close(self) -> None:
+        """Ends its threads. Not while another model has the same."""
         self.grammar_pool.shutdown(wait=False, cancel_futures=True)
         self.pool.shutdown(wait=False, cancel_futures=True)

@@ -5,11 +5,12 @@ No HTTP and no JAX. Everything belongs to the event loop.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
+
+import msgspec
 
 from jaxinfer.config import SamplingParams
 from jaxinfer.errors import InvalidRequest
@@ -36,6 +37,13 @@ class Recorded:
     max_tokens: int
 
 
+class _Line(msgspec.Struct):
+    text: str
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+    prompt: str | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+
+
 class SmokeFailed(Exception):
     """The reason, in one line: what was expected, what was found."""
 
@@ -57,17 +65,14 @@ def read_recorded(lines: str) -> tuple[Recorded, ...]:
 
 def _recorded(line: str, number: int) -> Recorded:
     try:
-        fields = json.loads(line)
-        prompt = fields["prompt"] if "prompt" in fields else tuple(fields["messages"])
-        text, max_tokens = fields["text"], fields["max_tokens"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _bad_line(number, f"{type(error).__name__}: {error}") from None
-    is_prompt = isinstance(prompt, str) or all(isinstance(m, dict) for m in prompt)
-    if not is_prompt or not isinstance(text, str):
-        raise _bad_line(number, "a field of another type")
-    if type(max_tokens) is not int or not 1 <= max_tokens <= MAX_TOKENS:
-        raise _bad_line(number, f"max_tokens {max_tokens!r}")
-    return Recorded(prompt, text, max_tokens)
+        found = msgspec.json.decode(line, type=_Line)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise _bad_line(number, str(error)) from None
+    if (found.prompt is None) == (found.messages is None):
+        raise _bad_line(number, "both of prompt and messages, or neither")
+    prompt = found.messages if found.prompt is None else found.prompt
+    assert prompt is not None
+    return Recorded(prompt, found.text, found.max_tokens)
 
 
 def _bad_line(number: int, found: str) -> InvalidRequest:

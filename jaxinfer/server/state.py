@@ -6,11 +6,12 @@ No HTTP and no JAX. Everything belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from jaxinfer.config import Truncate
 from jaxinfer.errors import Unavailable
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from jaxinfer.server.served_model import ServedModel
 
 Phase = Literal["loading", "ready", "draining"]
+Fact = TypeVar("Fact")
+
+log = logging.getLogger(__name__)
 
 LOADING_RETRY_S = 5.0
 MAX_KNOWN_UNKNOWNS = 256  # names of unknown fields that are remembered, so as to log each once
@@ -66,7 +70,8 @@ class ServerState:
     """loading -> ready -> draining, and what is there in each.
 
     `on_verdict`, `on_request` and `on_answered` are who listens to steps, to choices that have
-    ended and to requests that were answered well; None: nobody. A listener must be quick.
+    ended and to requests that were answered well; None: nobody. A listener must be quick; what it
+    raises is logged and harms nobody.
 
     Args:
         limits: see Limits.
@@ -134,13 +139,15 @@ class ServerState:
             self.breaker.note_step(verdict.is_good)
         if not verdict.is_good:
             self.metrics.on_failed_step(verdict.version)
-        if self.on_verdict is not None:
-            self.on_verdict(verdict)
+        _tell(self.on_verdict, verdict)
 
     def note_request(self, facts: RequestFacts) -> None:
         """A choice has ended."""
-        if self.on_request is not None:
-            self.on_request(facts)
+        _tell(self.on_request, facts)
+
+    def note_answered(self, answered: Answered) -> None:
+        """A request was answered well."""
+        _tell(self.on_answered, answered)
 
     def served(self) -> ServedModel:
         """The model, if it takes requests. Raises: Unavailable with the reason."""
@@ -209,18 +216,20 @@ class ServerState:
         return self.breaker.refusal()
 
     def ailment(self) -> str | None:
-        """Why the process should be restarted; None: it is well. Only the stable model's engine
-        counts.
+        """Why the process should be restarted; None: it is well. Of other models than the stable
+        one nothing counts: those can be taken away.
         """
-        if self.model is None:
-            return None
-        engine = self.model.engine
         if self.door.fault is not None:
             return self.door.fault
+        return None if self.model is None else self.ailment_of(self.model)
+
+    def ailment_of(self, model: ServedModel) -> str | None:
+        """Why this model will not answer any more; None: its engine is well."""
+        engine = model.engine
         if not engine.is_alive:
             return "the engine thread has ended"
-        if self.step_s > self.limits.step_timeout_s:
-            return f"no engine step has ended for {self.step_s:.0f} s"
+        if engine.seconds_in_turn > self.limits.step_timeout_s:
+            return f"no engine step has ended for {engine.seconds_in_turn:.0f} s"
         return None
 
     def new_unknown_fields(self, names: frozenset[str]) -> list[str]:
@@ -229,3 +238,12 @@ class ServerState:
         new = sorted(names - self._unknown_fields)[: max(room, 0)]
         self._unknown_fields.update(new)
         return new
+
+
+def _tell(listener: Callable[[Fact], None] | None, fact: Fact) -> None:
+    if listener is None:
+        return
+    try:
+        listener(fact)
+    except Exception:
+        log.exception("%s could not be noted", type(fact).__name__)

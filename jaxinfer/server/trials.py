@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from jaxinfer.canary.facts import RequestFacts, ShadowFacts
     from jaxinfer.rollout import Decision, RolloutPlan
     from jaxinfer.server.decision_book import DecisionBook
+    from jaxinfer.server.listening import Listening
     from jaxinfer.server.roster import Roster
+    from jaxinfer.server.served_model import ServedModel
     from jaxinfer.server.version_slot import VersionSlot
     from jaxinfer.stats import Verdict
 
@@ -36,6 +38,7 @@ class Trials:
     """One at a time.
 
     Args:
+        ailment_of: why a model will not answer any more; None: it will.
         standby_s: how long the version before a promoted one stands by.
         clock: monotonic seconds.
     """
@@ -44,12 +47,16 @@ class Trials:
         self,
         roster: Roster,
         book: DecisionBook,
+        listening: Listening,
         *,
+        ailment_of: Callable[[ServedModel], str | None],
         standby_s: float,
         clock: Callable[[], float],
     ):
         self._roster = roster
         self._book = book
+        self._listening = listening
+        self._ailment_of = ailment_of
         self._standby_s = standby_s
         self._clock = clock
         self._last: Trial | None = None
@@ -90,6 +97,10 @@ class Trials:
         """It will not come."""
         self._decide(trial, trial.machine.failed(reason, self._clock()))
 
+    def stop(self) -> None:
+        """The server shuts down: nothing is judged any more."""
+        self._listening.end()
+
     # ---- by hand
 
     def promote(self, trial: Trial) -> None:
@@ -121,22 +132,22 @@ class Trials:
         self._roster.send_away(slot)
         self._book.note("drop", slot.name, by=by, reason=reason)
 
-    # ---- what is told
+    # ---- what is told: see Judge
 
     def note_request(self, facts: RequestFacts) -> None:
-        """See Rollouts."""
+        """See Judge."""
         trial = self.canary
         if trial is not None:
             self._decide(trial, trial.machine.note_request(facts, self._clock()))
 
     def note_shadow(self, facts: ShadowFacts) -> None:
-        """See Rollouts."""
+        """See Judge."""
         trial = self.canary
         if trial is not None:
             self._decide(trial, trial.machine.note_shadow(facts, self._clock()))
 
     def note_verdict(self, verdict: Verdict) -> None:
-        """See Rollouts."""
+        """See Judge."""
         trial, now = self.canary, self._clock()
         if trial is None:
             return
@@ -154,17 +165,25 @@ class Trials:
         """Time has passed."""
         now, trial = self._clock(), self.canary
         if trial is not None:
-            if trial.slot.has_living_engine:
+            ailment = self._ailment_apart(trial.slot, self._roster.stable)
+            if ailment is None:
                 self._decide(trial, trial.machine.tick(now))
             else:
-                self.roll_back(trial, "its engine has died")
+                self.roll_back(trial, ailment)
         standby = self._roster.standby
         if standby is None:
             return
-        if standby.has_living_engine and not self._roster.stable.has_living_engine:
-            self.go_back("its engine has died")
+        ailment = self._ailment_apart(self._roster.stable, standby)
+        if ailment is not None:
+            self.go_back(ailment)
         elif now - standby.standby_since_s >= self._standby_s:
             self.end_standby(f"it stood by for {self._standby_s:g} s", by="plan")
+
+    def _ailment_apart(self, slot: VersionSlot, other: VersionSlot) -> str | None:
+        """Why it will not answer, while the other one, on another engine, may."""
+        if slot.engine is other.engine or slot.model is None:
+            return None
+        return self._ailment_of(slot.model)
 
     # ---- what is decided
 
@@ -175,9 +194,13 @@ class Trials:
 
     def _obey(self, trial: Trial) -> None:
         slot, machine = trial.slot, trial.machine
+        is_new = slot.life == "proving"
         match machine.phase:
             case Phase.CANARY if slot.life != "stable":
                 self._roster.try_out(slot, machine.share)
+                if is_new:
+                    self._listen(trial)
+                return
             case Phase.PROMOTED if slot.life != "stable":
                 self._roster.make_stable(slot, self._clock())
                 self._promoted = trial
@@ -188,3 +211,11 @@ class Trials:
                 self._roster.send_away(slot)
             case _:
                 pass
+        self._listening.end()
+
+    def _listen(self, trial: Trial) -> None:
+        stable, canary = self._roster.stable.model, trial.slot.model
+        assert stable is not None
+        assert canary is not None
+        share = trial.machine.plan.shadow_share
+        self._listening.begin(self, stable=stable, canary=canary, shadow_share=share)

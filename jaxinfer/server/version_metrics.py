@@ -214,4 +214,5 @@ class VersionMetrics(Collector):
                 self._counts.pop(version, None)
 
     def _of(self, version: str) -> VersionCounts:
-        return self._counts.setdefault(version, VersionCounts())
+        counts = self._counts.get(version)
+        return self._counts.setdefault(version, VersionCounts()) if counts is None else counts

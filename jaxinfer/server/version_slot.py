@@ -89,10 +89,6 @@ class VersionSlot:
     def is_arriving(self) -> bool:
         return self.life in ARRIVING
 
-    @property
-    def has_living_engine(self) -> bool:
-        return self.engine is not None and self.engine.is_alive
-
     def note_found(self, found: OpenVersion) -> None:
         self.name, self.root, self.lines = found.name, found.root, found.lines
         self.weights_bytes = found.weights_bytes

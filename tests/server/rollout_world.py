@@ -240,7 +240,6 @@ async def world(log_path: Path, **options: Any) -> AsyncGenerator[World]:
         **options,
     )
     state.rollouts = rollouts
-    state.on_verdict, state.on_request = rollouts.note_verdict, rollouts.note_request
     try:
         yield World(state, engine, core, runner, source, rollouts, clock, log_path)
     finally:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from checkpoints.errors import CheckpointError
-from jaxinfer.canary.facts import RequestFacts
+from jaxinfer.canary.facts import RequestFacts, ShadowFacts
 from jaxinfer.errors import (
     ConfigError,
     Conflict,
@@ -22,7 +23,7 @@ from jaxinfer.errors import (
 )
 from jaxinfer.rollout import RolloutPlan, Stage
 from jaxinfer.scheduling.request import FinishReason
-from jaxinfer.server import arrival, rollouts
+from jaxinfer.server import arrival, incoming
 from jaxinfer.server.smoke import Recorded
 from tests.server.rollout_world import Way, World, run, until
 
@@ -262,7 +263,7 @@ def test_an_order_that_is_taken_back_while_it_is_sought_tells_its_caller(tmp_pat
 
 
 def test_a_caller_does_not_wait_for_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rollouts, "OPEN_S", 0.01)
+    monkeypatch.setattr(incoming, "OPEN_S", 0.01)
 
     async def scenario(w: World) -> None:
         way = w.source.ways["v2"] = Way(open_error=CheckpointError("v2: no such repository"))
@@ -417,6 +418,42 @@ def test_a_lost_pool_takes_no_version_along(tmp_path: Path):
     run(scenario, tmp_path)
 
 
+def test_calls_steps_and_comparisons_are_told_while_there_is_a_canary_and_only_then(
+    tmp_path: Path,
+):
+    made: list[tuple[str, str, float]] = []
+    closed: list[bool] = []
+
+    class Compared:
+        def note(self, answered: object) -> None: ...
+        async def close(self) -> None:
+            closed.append(True)
+
+    def compare(stable, canary, share, judge) -> Compared:
+        made.append((stable.version, canary.version, share))
+        judge.note_shadow(ShadowFacts(8, 0.01, 0.0))
+        return Compared()
+
+    async def scenario(w: World) -> None:
+        state = w.state
+        listeners = lambda: (state.on_request, state.on_verdict, state.on_answered)  # noqa: E731
+        assert listeners() == (None, None, None)
+        await w.canary(plan=replace(ALWAYS, shadow_share=0.25))
+        assert None not in listeners()
+        assert made == [("v1", "v2", 0.25)]
+        assert await w.say() == "ceg"
+        await w.rollouts.roll_back("v2")
+        assert listeners() == (None, None, None)
+        await until(lambda: closed == [True])
+        await w.canary("v3")
+        assert state.on_request is not None
+        assert state.on_answered is None
+        await w.rollouts.promote("v3")
+        assert listeners() == (None, None, None)
+
+    run(scenario, tmp_path, compare=compare)
+
+
 # ---- a version with an engine of its own
 
 
@@ -461,10 +498,27 @@ def test_a_canary_whose_engine_dies_is_rolled_back(tmp_path: Path):
         with pytest.raises((EngineFailure, Unavailable)):
             await w.say(pinned="v2")
         w.rollouts.tick()
-        assert (w.phase, w.reason) == ("rolled_back", "its engine has died")
+        assert (w.phase, w.reason) == ("rolled_back", "the engine thread has ended")
         assert await w.say() == "bcd"
         assert w.state.ailment() is None
         await until(lambda: w.role("v2") is None)
+
+    run(scenario, tmp_path)
+
+
+def test_a_canary_whose_engine_hangs_is_rolled_back(tmp_path: Path):
+    async def scenario(w: World) -> None:
+        await w.canary(manner="engine")
+        runner = w.source.runners["v2"]
+        runner.gate.clear()
+        begun = asyncio.create_task(w.say(pinned="v2"))
+        engine = w.state.versions.choose("anybody", "v2").engine
+        await until(lambda: engine.seconds_in_turn > 0)
+        w.state.limits = replace(w.state.limits, step_timeout_s=0.0)
+        w.rollouts.tick()
+        assert w.reason.startswith("no engine step has ended for")
+        runner.gate.set()
+        assert await begun == "ceg"
 
     run(scenario, tmp_path)
 
