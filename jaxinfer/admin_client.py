@@ -15,7 +15,7 @@ from jaxinfer.errors import ConfigError, JaxInferError
 
 VERSIONS = "/admin/versions"
 MAX_REPLY_BYTES = 16 * 2**20
-PATIENCE_S = 60.0
+PATIENCE_S = 60.0  # for an answer; the server lets nobody wait for more than a few seconds
 
 
 class NoAnswer(JaxInferError):
@@ -48,9 +48,9 @@ class AdminClient:
         """The report, as every answer is."""
         return self._ask("GET", VERSIONS)
 
-    def load(self, fields: Mapping[str, Any], *, patience_s: float) -> dict[str, Any]:
-        """Begins; `fields` are the body's. A download may come before the answer."""
-        return self._ask("POST", VERSIONS, fields, patience_s=patience_s)
+    def load(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Begins; `fields` are the body's."""
+        return self._ask("POST", VERSIONS, fields)
 
     def act(self, version: str, action: str) -> dict[str, Any]:
         """`action`: promote or rollback."""
@@ -65,22 +65,17 @@ class AdminClient:
         return self._ask("DELETE", _path_of(version))
 
     def _ask(
-        self,
-        method: str,
-        path: str,
-        fields: Mapping[str, Any] | None = None,
-        *,
-        patience_s: float = PATIENCE_S,
+        self, method: str, path: str, fields: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Raises: NoAnswer, Refused."""
         body = None if fields is None else json.dumps(fields)
-        connection = self._connect(patience_s)
+        connection = self._connect()
         try:
             connection.request(method, self._place.path + path, body, self._headers)
             reply = connection.getresponse()
             status, content = reply.status, reply.read(MAX_REPLY_BYTES)
         except TimeoutError:
-            raise NoAnswer(f"{self.url} has not answered within {patience_s:g} s") from None
+            raise NoAnswer(f"{self.url} has not answered within {PATIENCE_S:g} s") from None
         except (OSError, http.client.HTTPException) as error:
             raise NoAnswer(
                 f"no answer from {self.url}: {error or type(error).__name__}; is the server "
@@ -90,11 +85,11 @@ class AdminClient:
             connection.close()
         return self._read(status, content)
 
-    def _connect(self, patience_s: float) -> http.client.HTTPConnection:
+    def _connect(self) -> http.client.HTTPConnection:
         kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
         kind = kinds[self._place.scheme]
         assert self._place.hostname is not None
-        return kind(self._place.hostname, self._place.port, timeout=patience_s)
+        return kind(self._place.hostname, self._place.port, timeout=PATIENCE_S)
 
     def _read(self, status: int, content: bytes) -> dict[str, Any]:
         try:

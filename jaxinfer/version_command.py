@@ -23,7 +23,6 @@ from jaxinfer.version_report import News, goes_back, is_under_way, report_lines
 
 EXIT_OK, EXIT_FAILURE, EXIT_BAD_FLAGS = 0, 1, 2
 LOOK_EVERY_S = 1.0
-OPENING_PATIENCE_S = 3600.0  # a download may come before the answer
 
 Sleep = Callable[[float], None]
 
@@ -101,7 +100,7 @@ class _VersionCommand:
         return EXIT_OK
 
     def _load(self) -> int:
-        self._tell(self._client.load(body_of(self._args), patience_s=OPENING_PATIENCE_S))
+        self._tell(self._client.load(body_of(self._args)))
         while self._args.wait:
             self._sleep(LOOK_EVERY_S)
             rollout = self._look()["rollout"]
@@ -123,7 +122,9 @@ class _VersionCommand:
 
     def _reload(self) -> int:
         version = self._named(self._args.version, role="stable")
-        self._tell(self._client.reload(version, within_s=self._args.within))
+        report = self._client.reload(version, within_s=self._args.within)
+        self._tell(report)
+        self._say(f"{version}: reload: {report['reload']}")
         return EXIT_OK
 
     def _drop(self) -> int:
@@ -147,7 +148,7 @@ class _VersionCommand:
         """
         report = self._client.versions()
         list(self._news.lines(report))  # what is known before is no news
-        there = [card["version"] for card in report["versions"]]
+        there = {card["version"]: None for card in report["versions"]}
         if given is not None:
             found = [version for version in there if version.startswith(given)]
         elif role is not None:

@@ -163,6 +163,7 @@ def test_an_action_names_its_version_or_means_the_one_that_is_tried(
     assert (code, err) == (0, "")
     assert rollouts.told == [told]
     assert out.splitlines()[0].endswith("as asked")
+    assert ("v1: reload: finding" in out) == (words[0] == "reload")
 
 
 @pytest.mark.parametrize("words", [["drop", "v"], ["drop", "v9"], ["promote"], ["rollback"]])

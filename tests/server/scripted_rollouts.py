@@ -45,6 +45,7 @@ class ScriptedRollouts:
         start = {"at": "2026-01-01T00:00:00.000+00:00", "kind": "start", "stable": "v1"}
         self.decisions: list[dict[str, Any]] = [start]
         self.pause: str | None = None
+        self.reloads: str | None = None
         self.before_this_start: str | None = None
         self.told: list[tuple[Any, ...]] = []
         self.refusal: JaxInferError | None = None
@@ -69,6 +70,7 @@ class ScriptedRollouts:
         self._note("drop", self._known(version))
 
     async def reload(self, version: str, *, within_s: float) -> None:
+        self.reloads = "finding"
         self._note("reload", self._known(version), within_s)
 
     def status(self) -> dict[str, Any]:
@@ -76,7 +78,7 @@ class ScriptedRollouts:
             "stable": self.versions[0]["version"],
             "versions": self.versions,
             "rollout": self.rollout,
-            "reload": None,
+            "reload": self.reloads,
             "decisions": self.decisions,
             "pause": self.pause,
             "before_this_start": self.before_this_start,
