@@ -79,6 +79,7 @@ class VersionSlot:
             life="stable",
             name=model.version,
             root=model.root,
+            weights_bytes=model.weights_bytes,
             engine=model.engine,
             model=model,
             is_installed=True,

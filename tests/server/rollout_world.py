@@ -173,10 +173,11 @@ class World:
     async def say(self, prompt: str = "a", *, pinned: str | None = None, num: int = 3) -> str:
         """A call, from the door to its last token. "a" is answered by "bcd", by v2 with "ceg"."""
         self._number += 1
+        number = self._number
         await self.state.door.go_through()
-        model = self.state.versions.choose(f"caller-{self._number}", pinned)
+        model = self.state.versions.choose(f"caller-{number}", pinned)
         request = Request(
-            f"r{self._number}",
+            f"r{number}",
             tuple(model.tokenizer.encode(prompt)),
             SamplingParams(max_tokens=num, temperature=0.0),
             arrival_s=time.monotonic(),

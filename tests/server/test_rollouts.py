@@ -25,7 +25,7 @@ from jaxinfer.rollout import RolloutPlan, Stage
 from jaxinfer.scheduling.request import FinishReason
 from jaxinfer.server import arrival, incoming
 from jaxinfer.server.smoke import Recorded
-from tests.server.rollout_world import Way, World, run, until
+from tests.server.rollout_world import HALF, Way, World, run, until
 
 ALWAYS = RolloutPlan(stages=(Stage(1.0, hold_s=60.0),))
 
@@ -452,6 +452,36 @@ def test_calls_steps_and_comparisons_are_told_while_there_is_a_canary_and_only_t
         assert listeners() == (None, None, None)
 
     run(scenario, tmp_path, compare=compare)
+
+
+@pytest.mark.parametrize("manner", ["beside", "engine", "stream"])
+def test_under_calls_no_swap_costs_a_call_or_mixes_an_answer(tmp_path: Path, manner):
+    async def scenario(w: World) -> None:
+        answers: list[str] = []
+        is_over = False
+
+        async def call_on() -> None:
+            while not is_over:
+                answers.append(await w.say(num=8))
+                await asyncio.sleep(0)
+
+        callers = [asyncio.create_task(call_on()) for _ in range(4)]
+        w.source.ways |= {"v1": Way(manner, shift=0), "v2": Way(manner)}
+        for _ in range(3):
+            for name in ("v2", "v1") if manner == "stream" else ("v2",):
+                await w.order(name, HALF)
+                await until(lambda name=name: w.role(name) in ("canary", "stable"))
+            if manner != "stream":
+                await w.rollouts.promote("v2")
+                await until(lambda: answers[-1] == "cegikmoq")
+                await w.rollouts.roll_back("v2")
+                await until(lambda: w.role("v2") is None and not w.rollouts.is_busy)
+        is_over = True
+        await asyncio.gather(*callers)
+        assert set(answers) == {"bcdefghi", "cegikmoq"}
+        assert w.core.versions == ("v1",)
+
+    run(scenario, tmp_path)
 
 
 # ---- a version with an engine of its own
