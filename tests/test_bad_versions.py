@@ -191,5 +191,11 @@ def test_a_version_without_room_is_refused_with_what_is_missing(
         kept.open(kept.theirs)
     assert (
         f"version {kept.other} of {kept.theirs} needs {needed} bytes beside what is loaded, but "
-        f"{free} are free: {needed - free} are missing; load it with swap_mode stream"
+        f"{free} are free: {needed - free} are missing; load it with swap_mode stream, which "
+        "pauses serving, drop another version, or start with a smaller --kv-cache-memory"
     ) in str(caught.value)
+    if is_gpu:
+        kept.open(kept.theirs, "stream").close()
+        return
+    with pytest.raises(ConfigError, match="are missing; drop another version, or start"):
+        kept.open(kept.theirs, "stream")
