@@ -113,11 +113,13 @@ class FittingVersion:
         return self._new_version(entry.install, entry.discard)
 
     def _check_room(self) -> None:
-        decoder = self._found.decoder
-        needed = self.weights_bytes if self.manner == "beside" else 0
+        needed, advice = 0, ""
+        if self.manner == "beside":
+            needed = self.weights_bytes
+            advice = "load it with swap_mode stream, which pauses serving, "
         if not self._loaded.plan.budget.is_gpu:
-            needed += spare_bytes(decoder)
-        self._loaded.check_room(needed, f"version {self.name} of {self.root}")
+            needed += spare_bytes(self._found.decoder)
+        self._loaded.check_room(needed, f"version {self.name} of {self.root}", advice=advice)
 
     def _new_version(
         self, install: Callable[[Engine], None], discard: Callable[[], None]

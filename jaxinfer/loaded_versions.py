@@ -64,6 +64,10 @@ class PlacedTensors:
     def free(self) -> None:
         for array in self._arrays:
             array.delete()
+        self.forget()
+
+    def forget(self) -> None:
+        """They stay, as somebody else's."""
         self._arrays.clear()
 
 
@@ -119,6 +123,7 @@ class LoadedVersions:
         """They belong to a version now, or are freed."""
         if placed in self._on_the_way:
             self._on_the_way.remove(placed)
+        placed.forget()
 
     def add(self, version: str, params: Params, origin: Origin) -> None:
         """Gives it to the runner, in place of what that has under the name."""
@@ -127,14 +132,16 @@ class LoadedVersions:
         self._origins = {v: own for v, own in self._origins.items() if v in there}
         self._origins[version] = origin
 
-    def check_room(self, needed_bytes: int, what: str) -> None:
-        """Raises: NoRoom if so much is not free for another version, with what is missing."""
+    def check_room(self, needed_bytes: int, what: str, *, advice: str = "") -> None:
+        """Raises: NoRoom if so much is not free for another version: with what is missing, and
+        what to do, of which `advice` is the best.
+        """
         own = self.plan.programs_bytes + self.plan.pool_bytes
         free = self.plan.free_bytes(self.planned_bytes - own)
         if free is None or needed_bytes <= free:
             return
         raise NoRoom(
             f"{what} needs {needed_bytes} bytes beside what is loaded, but {free} are free: "
-            f"{needed_bytes - free} are missing; load it with swap_mode stream, which pauses "
-            "serving, drop another version, or start with a smaller --kv-cache-memory"
+            f"{needed_bytes - free} are missing; {advice}drop another version, or start with a "
+            "smaller --kv-cache-memory"
         )

@@ -120,7 +120,7 @@ def _discard(engine: Engine, runner: ModelRunner) -> Callable[[], None]:
 
 
 def _forget(error: BaseException) -> None:
-    """Lets go of arrays, which the frames of a failed work hold as long as somebody has its error."""
+    """Lets go of arrays: the frames of a failed work hold them while somebody has its error."""
     link: BaseException | None = error
     while link is not None:
         traceback.clear_frames(link.__traceback__)

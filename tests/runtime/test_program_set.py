@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import pytest
@@ -22,7 +23,14 @@ from jaxinfer.runtime.memory_budget import MemoryBudget
 from jaxinfer.runtime.memory_plan import default_dtype
 from jaxinfer.runtime.program_cache import ProgramCache
 from jaxinfer.runtime.program_memory import ProgramMemory
-from jaxinfer.runtime.program_set import PROBE_MARGIN, PROBE_PAGES, ProgramSet, _Maker, prepare
+from jaxinfer.runtime.program_set import (
+    PROBE_MARGIN,
+    PROBE_PAGES,
+    ProgramSet,
+    _Maker,
+    prepare,
+    prepare_beside,
+)
 from tests.tiny import tiny_config, tiny_engine_config
 from tests.tiny_llm import SMALL, shared_cache
 
@@ -139,6 +147,59 @@ def test_a_pool_that_is_not_there_is_refused_before_it_is_allocated(
     prepare(CONFIG, decoder, MemoryBudget(plan.total_bytes, 1000, None), root)
     with pytest.raises(ConfigError, match="are planned, but there are"):
         prepare(CONFIG, decoder, MemoryBudget(plan.total_bytes - 1, 1000, None), root)
+
+
+def test_beside_another_model_the_pool_is_what_was_asked_for_if_there_is_room(
+    decoder: Decoder, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake(monkeypatch, small=1000, large=1000)
+    alone = prepare(CONFIG, decoder, UNKNOWN, root).plan
+    for budget in (UNKNOWN, MemoryBudget(1 << 40, 1000, None), gpu(1 << 40)):
+        plan = prepare_beside(CONFIG, decoder, budget, root, least_model_len=640).plan
+        assert dataclasses.replace(plan, budget=UNKNOWN) == alone
+
+
+@pytest.mark.parametrize("missing_pages", [1, 35])  # of the pool; only the second shows at once
+def test_beside_another_model_the_pool_is_as_large_as_programs_leave_room_for(
+    decoder: Decoder, root: Path, monkeypatch: pytest.MonkeyPatch, missing_pages: int
+):
+    fake(monkeypatch, small=1000, large=20_000)
+    whole = prepare(CONFIG, decoder, UNKNOWN, root).plan
+    room = whole.total_bytes - missing_pages * whole.page_bytes
+    calls: list[int | None] = []
+    for name in ("make_ready", "measure"):
+        monkeypatch.setattr(module, name, noted(calls, getattr(module, name)))
+    plan = prepare_beside(
+        CONFIG, decoder, MemoryBudget(room, 0, None), root, least_model_len=160
+    ).plan
+    assert whole.num_pages == 80
+    assert plan.num_pages * 4 // 3 > 80 - missing_pages >= plan.num_pages >= 10
+    assert plan.total_bytes <= room
+    assert calls == [1, 1]  # one program at a time, and not more often than twice
+
+
+def noted(calls: list[int | None], function: Any) -> Any:
+    def called(*args: Any, num_threads: int | None = None, **fields: Any) -> Any:
+        calls.append(num_threads)
+        return function(*args, **fields)
+
+    return called
+
+
+def test_beside_another_model_on_a_gpu_the_pool_is_what_both_leave(
+    decoder: Decoder, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake(monkeypatch, small=1000, large=20_000)
+    total = 2 << 20
+    first = prepare(replace(ON_GPU, max_num_seqs=1), decoder, gpu(total), root).plan
+    left = gpu(total).beside(first.total_bytes)
+    plan = prepare_beside(ON_GPU, decoder, left, root, least_model_len=640).plan
+    assert plan.num_pages > 80
+    probed = plan.programs_bytes // PROBE_MARGIN
+    assert 0 <= total - first.total_bytes - plan.total_bytes <= probed + plan.page_bytes
+    full = gpu(total).beside(total - 1000)
+    with pytest.raises(ConfigError, match=r"but 1000 are left: \d+ are missing"):
+        prepare_beside(ON_GPU, decoder, full, root, least_model_len=640)
 
 
 FORMS = [
