@@ -237,7 +237,8 @@ class EngineMachine(RuleBasedStateMachine):
         """Added, or added again, if it is not there; one that is on its way out stays so."""
         if version not in self.engine.versions:
             self.runner.versions[version] = VERSIONS[version]
-            self.engine.add_version(ModelVersion(version, FakeTokenizer(), frozenset({EOS})))
+            tokenizer: Any = FakeTokenizer()
+            self.engine.add_version(ModelVersion(version, tokenizer, frozenset({EOS})))
         self.serve(version)
 
     @rule(version=st.sampled_from(list(VERSIONS)))
@@ -256,6 +257,17 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.retired |= {version} & set(self.engine.versions)
         self.engine.drop_version(version)
+
+    @precondition(lambda self: self.open_versions != {self.engine.version})
+    @rule(data=st.data())
+    def drop_a_version_and_abort_its_requests(self, data: st.DataObject) -> None:
+        others = self.open_versions - {self.engine.version}
+        version = data.draw(st.sampled_from(sorted(others)))
+        self.drop_a_version(version)
+        for name, own in self.version_of.items():
+            if own == version:
+                self.aborted.add(name)
+                self.answers.add(self.engine.abort(name))
 
     @rule(
         shares=st.dictionaries(st.sampled_from(list(VERSIONS)), st.sampled_from([0, 0.01, 0.5, 1]))

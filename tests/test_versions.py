@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from jaxinfer.config import SamplingParams
@@ -276,7 +278,8 @@ def test_a_version_comes_again_after_it_went_with_its_own_tokenizer():
     two = TwoVersions()
     two.engine.drop_version("old")
     two.runner.versions = {"old": 5, "new": 1}
-    two.engine.add_version(ModelVersion("old", FakeTokenizer(), frozenset()))
+    tokenizer: Any = FakeTokenizer()
+    two.engine.add_version(ModelVersion("old", tokenizer, frozenset()))
     answers = run_all(two.engine, [request("a", version="old"), request("b")])
     assert len(answers["a", 0].text) == 4
     assert answers["b", 0].text == ""
