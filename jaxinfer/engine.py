@@ -234,7 +234,9 @@ class Engine:
         """
         now = self._clock()
         aborted = self._surely(lambda: self._scheduler.abort(request_id))
-        return tuple(self._end(sequence, FinishReason.ABORT, now) for sequence in aborted)
+        outputs = tuple(self._end(sequence, FinishReason.ABORT, now) for sequence in aborted)
+        self._let_go()  # no step may follow
+        return outputs
 
     def pause(self, request_id: str) -> None:
         """Keeps a request from running until it is resumed; unknown ids are ignored.
@@ -257,7 +259,9 @@ class Engine:
 
     def abort_all(self, error: JaxInferError) -> tuple[RequestOutput, ...]:
         """Ends everything with `error`; returns the last outputs."""
-        return self._fail(list(self._choices), error)
+        outputs = self._fail(list(self._choices), error)
+        self._let_go()
+        return outputs
 
     def close(self) -> None:
         """Lets go of the steps under way, unread. It must not step any more."""

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,7 @@ class FakeRunner:
         fail_at: steps, counted from 0, whose dispatch raises EngineFailure.
         fail_collect_at: the same for collect.
         on_step: called with each batch before it runs; may sleep or raise.
+        versions: of the weights that it has, and what each adds to every token; None: any, nothing.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class FakeRunner:
         fail_at: frozenset[int] = frozenset(),
         fail_collect_at: frozenset[int] = frozenset(),
         on_step: Callable[[Batch], None] | None = None,
+        versions: Mapping[str, int] | None = None,
     ):
         self.num_pages, self.page_size = num_pages, page_size
         self.scripts = dict(scripts or {})
@@ -83,9 +85,13 @@ class FakeRunner:
         self.faults: list[str] = []
         self.num_rebuilds = 0
         self.dropped: list[str] = []  # versions
+        self.versions = dict(versions or {})
+        self._is_any_known = versions is None
+        self._unread: dict[int, str] = {}  # step -> version
         self._newest: dict[int, int] = {}  # seat -> the last token drawn there
         self._tokens = np.full((num_pages, page_size), -1, np.int64)
         self._positions = np.full((num_pages, page_size), -1, np.int64)
+        self._writers = np.full((num_pages, page_size), "", object)  # versions
 
     def dispatch(self, batch: Batch) -> Any:
         step = len(self.batches)
@@ -95,11 +101,15 @@ class FakeRunner:
         if step in self.fail_at:
             raise EngineFailure(f"step {step} was made to fail")
         self.faults += batch_faults(batch)
+        if not self._is_any_known and batch.version not in self.versions:
+            self.faults.append(f"a batch of {batch.version}; there is {sorted(self.versions)}")
+        self._unread[step] = batch.version
         self._write(batch)
         return step, self._sample(batch)
 
     def collect(self, pending: Any) -> StepResult:
         step, result = pending
+        self._unread.pop(step, None)
         if step in self.fail_collect_at:
             raise EngineFailure(f"step {step} was made to fail when it was read")
         return result
@@ -107,18 +117,23 @@ class FakeRunner:
     def rebuild(self) -> None:
         self.num_rebuilds += 1
         self._newest.clear()
+        self._unread.clear()
         self._tokens.fill(-1)
         self._positions.fill(-1)
 
     def drop_version(self, version: str) -> None:
         self.dropped.append(version)
+        if version in self._unread.values():
+            self.faults.append(f"{version} was dropped under a step")
+        if self.versions.pop(version, None) is None and not self._is_any_known:
+            self.faults.append(f"{version} was dropped, and was not there")
 
     def _sample(self, batch: Batch) -> StepResult:
         contexts = [self._context(batch, row) for row in range(batch.num_sampled)]
         sampling = batch.sampling
         token_ids, logprobs = np.zeros(len(contexts), np.int32), np.zeros(len(contexts), np.float32)
         for row, context in enumerate(contexts):
-            token_ids[row] = self._draw(context, sampling, row)
+            token_ids[row] = self._draw(context, batch, row)
             is_poisoned = not self.poison.isdisjoint(context)
             logprobs[row] = np.nan if is_poisoned else -0.5 - token_ids[row] / 1024
             self._newest[int(sampling.seats[row])] = int(token_ids[row])
@@ -149,6 +164,7 @@ class FakeRunner:
             self.faults.append("two tokens of a step were written to one place")
         self._tokens[pages, slots] = self._token_ids(batch)[real]
         self._positions[pages, slots] = positions
+        self._writers[pages, slots] = batch.version
 
     def _pages(self, pages: np.ndarray) -> np.ndarray:
         """Clamped to the pool, as a device does without a word; here it is a fault."""
@@ -167,11 +183,15 @@ class FakeRunner:
         found = self._positions[pages, places % self.page_size]
         if (found != places).any():
             self.faults.append(f"positions {found.tolist()} where 0..{num_tokens - 1} belong")
+        writers = set(self._writers[pages, places % self.page_size])
+        if writers != {batch.version}:
+            self.faults.append(f"{batch.version} reads what {sorted(writers)} wrote")
         return self._tokens[pages, places % self.page_size].tolist()
 
-    def _draw(self, context: list[int], sampling: Any, row: int) -> int:
-        token_id = self._wanted(context, sampling, row)
-        penalties = sampling.penalties
+    def _draw(self, context: list[int], batch: Batch, row: int) -> int:
+        token_id = self._wanted(context, batch.sampling, row)
+        token_id = (token_id + self.versions.get(batch.version, 0)) % VOCAB_SIZE
+        penalties = batch.sampling.penalties
         if penalties is None or penalties.mask is None:
             return token_id
         return next_admitted(penalties.mask[row], token_id)

@@ -1,7 +1,8 @@
-"""The engine under any order of submissions, steps, pauses, aborts and failures, in too small a
-pool.
+"""The engine under any order of submissions, steps, pauses, aborts, failures and changes of the
+weights, in too small a pool.
 
-Whatever survives says what it says alone, with the cache off; when all is done no page is in use.
+Whatever survives says what the version that it began with says alone, with the cache off; when all
+is done no page is in use, and of the versions only what nobody dropped is there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jaxinfer.config import SamplingParams
 from jaxinfer.constraint import Mask
 from jaxinfer.engine import MAX_REBUILDS
-from jaxinfer.errors import EngineFailure, Overloaded, PoolLost
+from jaxinfer.errors import EngineFailure, InvalidRequest, Overloaded, PoolLost
 from jaxinfer.scheduling.batch import Batch
 from jaxinfer.scheduling.page_pool import page_digest
 from jaxinfer.scheduling.request import FinishReason, Request
@@ -35,6 +37,7 @@ from tests.fakes import (
 
 SIZE = 4
 DIGESTS = {"real": page_digest, "constant": lambda parent, tokens: b"same"}
+VERSIONS = {"v1": 0, "v2": 1, "v3": 7}  # what each adds to every token
 GOOD_ENDS = {FinishReason.STOP, FinishReason.LENGTH}
 SAMPLING = st.fixed_dictionaries(
     {
@@ -89,13 +92,16 @@ class Third:
 
 
 @functools.cache
-def solo(prompt: tuple[int, ...], sampling: SamplingParams, length: int = 0) -> Answers:
+def solo(
+    prompt: tuple[int, ...], sampling: SamplingParams, length: int = 0, version: str = "v1"
+) -> Answers:
     """The answers of a request alone, in a pool with room, nothing cached."""
     engine = make_engine(
-        FakeRunner(num_pages=128, page_size=SIZE),
+        FakeRunner(num_pages=128, page_size=SIZE, versions=VERSIONS),
         tokenizer=FakeTokenizer(),
         max_num_batched_tokens=128,
         enable_prefix_caching=False,
+        version=version,
     )
     return run_all(engine, [Request("solo", prompt, sampling, constraint=grammar(length))])
 
@@ -114,7 +120,7 @@ class EngineMachine(RuleBasedStateMachine):
         digest=st.sampled_from(sorted(DIGESTS)),
     )
     def make(self, num_pages: int, budget: int, digest: str, **config: Any) -> None:
-        self.runner = FakeRunner(num_pages, SIZE, on_step=self.lose)
+        self.runner = FakeRunner(num_pages, SIZE, on_step=self.lose, versions={"v1": 0})
         self.is_losing = False
         self.clock = FakeClock()
         self.engine = make_engine(
@@ -128,6 +134,8 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.requests: dict[str, Request] = {}
         self.lengths: dict[str, int] = {}  # of their grammars; 0: none
+        self.version_of: dict[str, str] = {}
+        self.retired: set[str] = set()
         self.answers = Answers()
         self.aborted: set[str] = set()
 
@@ -138,6 +146,7 @@ class EngineMachine(RuleBasedStateMachine):
         patience_s=st.sampled_from([None, None, None, 25.0]),
         queue_s=st.sampled_from([None, None, None, 4.0]),
         length=st.sampled_from([0, 0, 5, 20]),
+        version=st.sampled_from([None, None, *VERSIONS]),
     )
     def submit(
         self,
@@ -147,6 +156,7 @@ class EngineMachine(RuleBasedStateMachine):
         patience_s: float | None,
         queue_s: float | None,
         length: int,
+        version: str | None,
     ) -> None:
         name = str(len(self.requests))
         request = Request(
@@ -158,8 +168,14 @@ class EngineMachine(RuleBasedStateMachine):
             deadline_s=None if patience_s is None else self.clock.now + patience_s,
             queue_deadline_s=None if queue_s is None else self.clock.now + queue_s,
             constraint=grammar(length),
+            version=version,
         )
+        if version is not None and version not in self.open_versions:
+            with pytest.raises(InvalidRequest, match="takes no requests"):
+                self.engine.submit(request)
+            return
         self.engine.submit(request)
+        self.version_of[name] = version or self.engine.version
         self.requests[name], self.lengths[name] = request, length
 
     @rule(num_steps=st.integers(1, 6))
@@ -212,12 +228,62 @@ class EngineMachine(RuleBasedStateMachine):
         """Between two steps, with whatever is under way."""
         self.engine.recover(ZeroDivisionError("by hand"))
 
-    @rule(version=st.sampled_from(["v1", "v2"]))
-    def change_the_weights_version(self, version: str) -> None:
+    @property
+    def open_versions(self) -> set[str]:
+        return set(self.engine.versions) - self.retired
+
+    @rule(version=st.sampled_from(["v2", "v3"]))
+    def serve_another_version(self, version: str) -> None:
+        """Added, or added again, if it is not there; one that is on its way out stays so."""
         if version not in self.engine.versions:
-            tokenizer = self.engine._versions.choose(None).tokenizer
+            self.runner.versions[version] = VERSIONS[version]
+            tokenizer: Any = FakeTokenizer()
             self.engine.add_version(ModelVersion(version, tokenizer, frozenset({EOS})))
-        self.engine.serve_version(version)
+        self.serve(version)
+
+    @rule(version=st.sampled_from(list(VERSIONS)))
+    def serve(self, version: str) -> None:
+        if version in self.open_versions:
+            self.engine.serve_version(version)
+            return
+        with pytest.raises(InvalidRequest, match="takes no requests"):
+            self.engine.serve_version(version)
+
+    @rule(version=st.sampled_from(list(VERSIONS)))
+    def drop_a_version(self, version: str) -> None:
+        if version == self.engine.version:
+            with pytest.raises(ValueError, match="is current"):
+                self.engine.drop_version(version)
+            return
+        self.retired |= {version} & set(self.engine.versions)
+        self.engine.drop_version(version)
+
+    @precondition(lambda self: self.open_versions != {self.engine.version})
+    @rule(data=st.data())
+    def drop_a_version_and_abort_its_requests(self, data: st.DataObject) -> None:
+        others = self.open_versions - {self.engine.version}
+        version = data.draw(st.sampled_from(sorted(others)))
+        self.drop_a_version(version)
+        for name, own in self.version_of.items():
+            if own == version:
+                self.aborted.add(name)
+                self.answers.add(self.engine.abort(name))
+
+    @rule(
+        shares=st.dictionaries(st.sampled_from(list(VERSIONS)), st.sampled_from([0, 0.01, 0.5, 1]))
+    )
+    def share_the_steps(self, shares: dict[str, float]) -> None:
+        self.engine.set_shares(shares)
+
+    @invariant()
+    def a_dropped_version_is_freed_when_nobody_needs_it_and_not_before(self) -> None:
+        needed = {sequence.version for sequence in self.engine._choices}
+        needed |= {flight.scheduled.batch.version for flight in self.engine._flights}
+        self.retired &= needed
+        there = set(self.engine.versions)
+        assert there == set(self.runner.versions)
+        assert there >= needed | {self.engine.version}
+        assert there - self.open_versions == self.retired
 
     @invariant()
     def pages_and_queues_agree(self) -> None:
@@ -245,6 +311,10 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.pool_stats().pages_used == 0
         assert not self.engine._choices
         assert not self.engine._num_live
+        for version in set(self.engine.versions) - {self.engine.version}:
+            self.engine.drop_version(version)
+        assert list(self.runner.versions) == [self.engine.version]
+        self.the_runner_found_no_fault()
         for name, request in self.requests.items():
             for index in range(request.sampling.n):
                 self.check(request, index, name in self.aborted)
@@ -253,7 +323,9 @@ class EngineMachine(RuleBasedStateMachine):
         """A whole answer is that of the solo run, a broken off one its beginning."""
         answer = self.answers[request.request_id, index]
         length = self.lengths[request.request_id]
-        alone = solo(request.token_ids, request.sampling, length)["solo", index]
+        version = self.version_of[request.request_id]
+        alone = solo(request.token_ids, request.sampling, length, version)["solo", index]
+        assert answer.stats is None or answer.stats.version == version
         if answer.finish_reason in GOOD_ENDS:
             assert answer.token_ids == alone.token_ids
             assert answer.logprobs == alone.logprobs

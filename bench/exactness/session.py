@@ -17,6 +17,7 @@ from jaxinfer.engine import Engine
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.scheduling.sequence import choice_seed
 from jaxinfer.stats import PoolStats
+from jaxinfer.versions import ModelVersion
 
 FIRST_OWN_SEED = 1 << 40  # of requests that name none, so that their rows can be told apart
 MAX_STEPS = 5000  # no circumstance takes so many
@@ -29,6 +30,7 @@ class Sighting(NamedTuple):
     row: int
     num_new: int
     pages: tuple[int, ...]
+    number: int  # of the step
     step: Step
 
 
@@ -54,16 +56,39 @@ class Session:
         return self._engine.pool_stats()
 
     def submit(self, request: Request, **sampling: object) -> str:
-        """Queues it under a new id with fields of its sampling changed. Returns: the id."""
+        """Queues it under a new id with fields of its sampling changed. Returns: the id.
+
+        A seed that is None, there or here, becomes one of its own.
+        """
         number = next(self._ids)
-        if request.sampling.seed is None:
-            sampling.setdefault("seed", FIRST_OWN_SEED + number)
+        if sampling.get("seed", request.sampling.seed) is None:
+            sampling["seed"] = FIRST_OWN_SEED + number
         params = replace(request.sampling, **sampling)  # type: ignore[arg-type]
         own = replace(request, request_id=f"r{number}", sampling=params)
         self._engine.submit(own)
         self._requests[own.request_id] = own
         self._traces[own.request_id] = [Trace() for _ in range(params.n)]
         return own.request_id
+
+    @property
+    def version(self) -> str:
+        """The weights of requests that name none."""
+        return self._engine.version
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        return self._engine.versions
+
+    def add_version(self, found: ModelVersion) -> None:
+        """Takes requests of another version, whose weights the runner has."""
+        self._engine.add_version(found)
+
+    def serve_version(self, version: str) -> None:
+        self._engine.serve_version(version)
+
+    def drop_version(self, version: str) -> None:
+        """Frees its weights when its last request has ended."""
+        self._engine.drop_version(version)
 
     def step(self) -> None:
         for output in self._engine.step().outputs:
@@ -116,8 +141,8 @@ class Session:
         request = self._requests[request_id]
         assert request.sampling.seed is not None
         seed, num_out = choice_seed(request.sampling.seed, 0), self.num_out(request_id)
-        for step in self.steps:
+        for number, step in enumerate(self.steps):
             for sampled in step.sampled:
                 place = sampled.position - len(request.token_ids)
                 if sampled.seed == seed and place < num_out:
-                    yield Sighting(place, sampled.row, sampled.num_new, sampled.pages, step)
+                    yield Sighting(place, sampled.row, sampled.num_new, sampled.pages, number, step)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bench.exactness.other_weights import add_other_weights
 from bench.exactness.session import Session
 from bench.exactness.trace import Trace
 from bench.exactness.watch import Watch
@@ -16,6 +17,7 @@ from jaxinfer.engine import Runner
 from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.request import Request
+from jaxinfer.versions import ModelVersion
 
 Restart = Callable[[Sequence[Request]], tuple[list[Trace], str]]
 """Requests -> what each gave, and what the build said about its programs."""
@@ -46,6 +48,7 @@ class Subject:
     Args:
         restart: runs requests on the same model after a restart (bench/exactness/restart.py).
         around: puts a runner around the model's own, e.g. one that errs.
+        add_weights: gives a model's runner another version of the weights.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Subject:
         *,
         restart: Restart | None = None,
         around: Callable[[Runner], Runner] = _unchanged,
+        add_weights: Callable[[Built, str], None] = add_other_weights,
     ):
         self.limits = Limits(
             built.buckets, built.plan.page_size, built.plan.num_pages, built.max_model_len
@@ -62,6 +66,7 @@ class Subject:
         self.vocab_size = built.engine.vocab_size
         self._built = built
         self._around = around
+        self._add_weights = add_weights
 
     def session(
         self,
@@ -94,3 +99,9 @@ class Subject:
         watch = Watch(self._around(self._built.runner), limits.page_size)
         engine = self._built.another_engine(config, make_pool, runner=watch, clock=_stand_still)
         return Session(engine, watch)
+
+    def add_version(self, session: Session, version: str) -> None:
+        """Other weights, under this name; the session has to drop them."""
+        self._add_weights(self._built, version)
+        tokenizer = self._built.tokenizer
+        session.add_version(ModelVersion(version, tokenizer, tokenizer.eos_token_ids))

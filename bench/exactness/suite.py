@@ -13,6 +13,7 @@ from bench.exactness.preemption import preemption
 from bench.exactness.probes import Probe
 from bench.exactness.restart import restart
 from bench.exactness.subject import Limits
+from bench.exactness.versions import versions
 
 
 def circumstances(limits: Limits, probes: Sequence[Probe]) -> list[Circumstance]:
@@ -24,6 +25,7 @@ def circumstances(limits: Limits, probes: Sequence[Probe]) -> list[Circumstance]
         *chunks(limits),
         *pages(limits, longest),
         *preemption(limits),
+        *versions(limits),
         *restart(),
     ]
 

@@ -27,6 +27,7 @@ class Step(NamedTuple):
     """What was dispatched."""
 
     kind: Literal["prefill", "decode"]
+    version: str  # of the weights
     bucket: int
     num_new: tuple[int, ...]  # tokens computed per sequence
     sampled: tuple[Sampled, ...]
@@ -50,6 +51,9 @@ class Watch:
     def rebuild(self) -> None:
         self._runner.rebuild()
 
+    def drop_version(self, version: str) -> None:
+        self._runner.drop_version(version)
+
 
 def _seen(batch: Batch, page_size: int) -> Step:
     num_new = np.bincount(batch.rows[: batch.num_tokens], minlength=batch.num_seqs).tolist()
@@ -66,4 +70,4 @@ def _seen(batch: Batch, page_size: int) -> Step:
         )
         for row, position, (low, high) in zip(rows, positions, seeds, strict=True)
     )
-    return Step(batch.kind, batch.bucket, tuple(num_new), sampled)
+    return Step(batch.kind, batch.version, batch.bucket, tuple(num_new), sampled)

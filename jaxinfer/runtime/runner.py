@@ -169,6 +169,10 @@ class ModelRunner:
             return False
         return not any(array.is_deleted() for array in jax.tree.leaves(self._pages))
 
+    def params(self, version: str) -> Params:
+        """What it computes with under this name."""
+        return self._params[version]
+
     def add_version(self, version: str, params: Params) -> None:
         """Parameters of the same tree, shapes and dtypes as the programs were made for.
 

@@ -29,7 +29,7 @@ class FakeBuilt:
     """What `Subject` takes of a Built, on a FakeRunner."""
 
     def __init__(self) -> None:
-        self.runner = FakeRunner(NUM_PAGES, PAGE_SIZE)
+        self.runner = FakeRunner(NUM_PAGES, PAGE_SIZE, versions={"v1": 0})
         self.buckets = Buckets.for_limits(
             max_num_seqs=16,
             max_num_batched_tokens=64,
@@ -57,7 +57,12 @@ def fake_lab(around: Callable[[Runner], Runner] = lambda runner: runner) -> Lab:
         session.drain()
         return [session.trace(i) for i in ids], built.summary["programs"]
 
-    return Lab(Subject(cast(Built, FakeBuilt()), restart=restart, around=around), PROBES)
+    def add_weights(built: Built, version: str) -> None:
+        cast(FakeBuilt, built).runner.versions[version] = 1
+
+    built = cast(Built, FakeBuilt())
+    subject = Subject(built, restart=restart, around=around, add_weights=add_weights)
+    return Lab(subject, PROBES)
 
 
 Fault = Callable[[Batch, int], bool]
@@ -86,6 +91,9 @@ class Erring:
     def rebuild(self) -> None:
         self._runner.rebuild()
 
+    def drop_version(self, version: str) -> None:
+        self._runner.drop_version(version)
+
 
 class StalePage:
     """Reads another page in place of a sequence's first one wherever it goes on behind it."""
@@ -93,6 +101,7 @@ class StalePage:
     def __init__(self, runner: Runner):
         self._runner = runner
         self.collect, self.rebuild = runner.collect, runner.rebuild
+        self.drop_version = runner.drop_version
 
     def dispatch(self, batch: Batch) -> Any:
         table = batch.page_table.copy()
