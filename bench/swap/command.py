@@ -108,11 +108,9 @@ def _simulated(given: argparse.Namespace, folder: Path) -> Lines:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.swap", description=__doc__)
     parser.add_argument("--parts", type=_parts, default=PARTS, help=f"of {', '.join(PARTS)}")
-    parser.add_argument(
-        "--model", help="path or catalog name (default: of swaps a random tiny one)"
-    )
+    parser.add_argument("--model", help="path or catalog name (of swaps: a tiny one)")
     parser.add_argument("--swaps", type=count, default=1000, help="(default: 1000)")
-    parser.add_argument("--canaries", type=count, default=1000, help="of each kind (default: 1000)")
+    parser.add_argument("--canaries", type=count, default=1000, help="of a kind (default: 1000)")
     parser.add_argument("--rate", type=positive, default=2.0, help="chats/s in trials (default: 2)")
     parser.add_argument("--patience-s", type=positive, default=180.0, help="of a trial")
     parser.add_argument("--knee-s", type=positive, default=3.0, help="for each number of clients")
