@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.load import LoadFailed, time_load
+from bench.load_time import LoadFailed, time_load
 from bench.machine import (
     Clocks,
     Reading,

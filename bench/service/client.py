@@ -15,6 +15,7 @@ from typing import Any, Literal
 import httpx
 
 TIMEOUT_S = 300.0
+VERSION_HEADER = "x-jaxinfer-version"
 Ending = Literal["done", "refused", "failed", "left"]
 
 
@@ -40,7 +41,9 @@ class Reply:
     reasons: dict[int, str] = field(default_factory=dict[int, str])
     num_tokens: int = 0  # of output, as `usage` says
     retry_after_s: float | None = None
+    version: str = ""  # of the weights that answered, as the header says
     ttft_s: float | None = None  # to the first content
+    gaps_s: list[float] = field(default_factory=list[float])  # between two events with content
     e2e_s: float = 0.0
 
     @property
@@ -68,6 +71,7 @@ async def _read(client: httpx.AsyncClient, call: Call, reply: Reply, start_s: fl
     headers = {"content-type": "application/json", **call.headers}
     async with client.stream("POST", call.path, content=content, headers=headers) as response:
         reply.status = response.status_code
+        reply.version = response.headers.get(VERSION_HEADER, "")
         if response.status_code != 200:
             _note_refusal(reply, response, await response.aread())
         elif response.headers["content-type"].startswith("text/event-stream"):
@@ -89,6 +93,7 @@ def _note_refusal(reply: Reply, response: httpx.Response, body: bytes) -> None:
 
 
 async def _read_events(response: httpx.Response, reply: Reply, start_s: float) -> None:
+    last_s: float | None = None
     async for line in response.aiter_lines():
         if not line.startswith("data: "):
             continue
@@ -100,8 +105,13 @@ async def _read_events(response: httpx.Response, reply: Reply, start_s: float) -
             reply.error = chunk["error"]["code"] or chunk["error"]["type"]
             continue
         for choice in chunk["choices"]:
-            if _note_choice(reply, choice, choice.get("delta", choice)) and reply.ttft_s is None:
-                reply.ttft_s = time.monotonic() - start_s
+            if _note_choice(reply, choice, choice.get("delta", choice)):
+                now_s = time.monotonic()
+                if last_s is None:
+                    reply.ttft_s = now_s - start_s
+                else:
+                    reply.gaps_s.append(now_s - last_s)
+                last_s = now_s
         if chunk.get("usage"):
             reply.num_tokens = chunk["usage"]["completion_tokens"]
 

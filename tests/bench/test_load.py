@@ -1,66 +1,45 @@
-"""The process that only loads, and the watch that is held on it."""
+"""The load that is put on a server, and the table of what came back."""
 
 from __future__ import annotations
-
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from bench import load
-from bench.load import LoadFailed, time_load
-
-ROOT = Path(__file__).parents[2]
-
-
-def pretend(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> None:
-    """A Python that runs `body` instead of the module; it sees the same arguments."""
-    script = folder / "python"
-    script.write_text(f"#!{sys.executable}\n{body}\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(load.sys, "executable", str(script))
+from bench.load import Replies, table
+from bench.service.client import Reply
+from tests.server.house import open_house
 
 
-def test_the_time_ends_when_the_process_says_that_it_is_ready(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def reply(version: str, ttft_s: float, gaps_s: list[float], num_tokens: int = 4) -> Reply:
+    return Reply("done", 200, version=version, ttft_s=ttft_s, gaps_s=gaps_s, num_tokens=num_tokens)
+
+
+def test_the_table_tells_versions_apart():
+    replies = Replies()
+    for first in (0.1, 0.2, 0.3):
+        replies.add(reply("aaaa", first, [0.010, 0.020]))
+    replies.add(reply("bbbb", 0.5, [0.040]))
+    replies.add(Reply("refused", 429, "overloaded", version="bbbb"))
+    lines = list(table(replies, 2.0))
+    assert lines[1].split() == ["aaaa", "3", "0", "6.0", "200", "298", "15.0", "20.0"]
+    assert lines[2].split() == ["bbbb", "2", "1", "2.0", "500", "500", "40.0", "40.0"]
+    assert lines[3] == "1 x 429 overloaded"
+
+
+@pytest.mark.parametrize("way", [["--clients", "3"], ["--rate", "40"]])
+def test_chats_are_sent_to_a_server_until_the_time_is_over(
+    way: list[str], capsys: pytest.CaptureFixture[str]
 ):
-    body = "import time\nprint('{\"peak_bytes\": 2048}', flush=True)\ntime.sleep(1.0)"
-    pretend(monkeypatch, tmp_path, body)
-    start = time.monotonic()
-    figures = time_load({}, time.monotonic)
-    waited = time.monotonic() - start
-    assert figures["loaded_bytes"] == 2048
-    assert 0 < figures["load_s"] <= waited - 0.9  # the process was waited for, but not counted
+    with open_house() as house:
+        args = [house.url, "--seconds", "0.5", "--max-tokens", "6", "--words", "3", *way]
+        assert load.main(args) == 0
+    line = capsys.readouterr().out.splitlines()[1].split()
+    num_replies, num_bad = map(int, line[-7:-5])
+    assert num_replies >= 3
+    assert num_bad == 0
 
 
-def test_the_process_is_given_the_fields(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    body = (
-        "import json, sys\n"
-        "assert sys.argv[1:3] == ['-m', 'bench.load'], sys.argv\n"
-        "assert json.loads(sys.argv[3]) == {'model': 'x y', 'max_num_seqs': 4}, sys.argv\n"
-        "print('{\"peak_bytes\": null}')"
-    )
-    pretend(monkeypatch, tmp_path, body)
-    assert time_load({"model": "x y", "max_num_seqs": 4}, time.monotonic).keys() == {"load_s"}
-
-
-@pytest.mark.parametrize("body", ["raise SystemExit(3)", "print('{}'); raise SystemExit(3)"])
-def test_a_process_that_fails_is_no_measurement(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str
-):
-    pretend(monkeypatch, tmp_path, body)
-    with pytest.raises(LoadFailed, match="exit code 3"):
-        time_load({}, time.monotonic)
-
-
-def test_a_model_that_is_not_there_fails_with_its_own_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(ROOT)
-    fields = {"model": str(tmp_path / "nothing"), "cache_dir": str(tmp_path)}
-    with pytest.raises(LoadFailed, match="exit code 1"):
-        time_load(fields, time.monotonic)
-    words = capfd.readouterr().err
-    assert "nothing" in words
-    assert "Traceback" not in words
+def test_a_server_that_is_not_there_is_a_failure(capsys: pytest.CaptureFixture[str]):
+    args = ["http://127.0.0.1:9", "--seconds", "0.05", "--clients", "1"]
+    assert load.main(args) == 1
+    assert "ConnectError" in capsys.readouterr().out

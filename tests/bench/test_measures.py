@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from bench import measures as module
-from bench.load import LoadFailed
+from bench.load_time import LoadFailed
 from bench.measures import Measures, memory_figures, runner_of
 from bench.results import Failure, Outcome, Result
 from bench.workloads import Decode, Prefill, Request

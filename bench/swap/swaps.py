@@ -1,0 +1,176 @@
+"""Many swaps between two versions of a model, under load."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from bench.service.client import Call, Reply
+from bench.service.mixture import good_calls
+from bench.service.server import Server, ServerFailed, started
+from bench.service.statistics import percentile
+from bench.swap.operator import KEY, Operator
+from bench.swap.traffic import Findings, Said, Traffic, client_of, solo_replies
+
+NUM_KINDS = 60  # of requests
+LOAD = 0.8  # of the capacity
+CANARY_EVERY = 4  # one swap in so many goes by a canary
+CANARY_SHARE, CANARY_S = 0.5, 0.5
+SETTLE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is swapped, and how."""
+
+    models: tuple[str, str]  # paths
+    flags: Sequence[str]  # of serve.py
+    fields: Mapping[str, Any]  # of every order
+    num_swaps: int
+    knee_s: float  # for each number of clients
+    quiet_s: float  # of load without swaps
+    seed: int
+
+
+@dataclass(slots=True)
+class Result:
+    """What was seen."""
+
+    clients: int
+    rate: float  # requests per second
+    quiet: Findings
+    swapped: Findings
+    seconds: float  # that the swaps took
+    step_s: float  # mean time between two tokens, while quiet
+    before: Mapping[str, float]  # metrics
+    after: Mapping[str, float]
+
+
+def swap(plan: Plan) -> Result:
+    """Raises: ServerFailed, Refused."""
+    calls = good_calls(NUM_KINDS, plan.seed)
+    solo = dict(_solo(model, plan, calls) for model in plan.models)
+    if len(solo) < len(plan.models):
+        raise ServerFailed("both models have the same version; name two that differ")
+    with _server(plan.models[0], plan) as server:
+        return asyncio.run(_measure(plan, server, calls, solo))
+
+
+def _server(model: str, plan: Plan) -> Any:
+    return started(model, [*plan.flags, "--admin-key", KEY])
+
+
+def _solo(model: str, plan: Plan, calls: Sequence[Call]) -> tuple[str, list[Said]]:
+    """The version of a server of its own, and what it says."""
+
+    async def ask(url: str) -> list[Reply]:
+        async with client_of(url) as client:
+            return await solo_replies(client, calls)
+
+    with _server(model, plan) as server:
+        replies = asyncio.run(ask(server.url))
+    bad = [r for r in replies if r.ending != "done"]
+    if bad:
+        raise ServerFailed(f"{len(bad)} solo requests failed: {bad[0].status} {bad[0].error}")
+    return replies[0].version, [reply.said for reply in replies]
+
+
+async def _measure(
+    plan: Plan, server: Server, calls: Sequence[Call], solo: Mapping[str, Sequence[Said]]
+) -> Result:
+    async with client_of(server.url) as client:
+        traffic = Traffic(client, calls, solo, plan.seed)
+        clients, capacity = await traffic.capacity(plan.knee_s)
+        rate = LOAD * capacity
+        before = await asyncio.to_thread(server.metrics)
+        quiet = await _quiet(traffic, rate, plan.quiet_s)
+        between = await asyncio.to_thread(server.metrics)
+        start_s = time.monotonic()
+        swapped = await _swapped(plan, traffic, rate, Operator(client, plan.fields))
+        seconds = time.monotonic() - start_s
+        await asyncio.sleep(SETTLE_S)
+        after = await asyncio.to_thread(server.metrics)
+    return Result(clients, rate, quiet, swapped, seconds, _step_s(before, between), before, after)
+
+
+async def _quiet(traffic: Traffic, rate: float, seconds: float) -> Findings:
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, over.set)
+    return await traffic.at_rate(rate, over)
+
+
+async def _swapped(plan: Plan, traffic: Traffic, rate: float, operator: Operator) -> Findings:
+    over = asyncio.Event()
+    load = asyncio.create_task(traffic.at_rate(rate, over))
+    try:
+        stable = (await operator.status())["stable"]
+        for i in tqdm(range(plan.num_swaps), desc="swaps", disable=None):
+            stable = await _swap_once(operator, plan.models[(i + 1) % 2], stable, i)
+    finally:
+        over.set()
+    return await load
+
+
+async def _swap_once(operator: Operator, model: str, stable: str, number: int) -> str:
+    """Loads the other one, makes it stable, drops the one before. Returns: the version."""
+    if number % CANARY_EVERY == CANARY_EVERY - 1:
+        version = (await operator.load(model, share=CANARY_SHARE))["canary"]
+        await asyncio.sleep(CANARY_S)
+        await operator.promote(version)
+    else:
+        version = (await operator.load(model, promote=True))["stable"]
+    await operator.drop(stable)
+    return version
+
+
+def _step_s(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    name = "inter_token_latency_seconds"
+    total = after[f"{name}_sum"] - before[f"{name}_sum"]
+    return total / max(after[f"{name}_count"] - before[f"{name}_count"], 1.0)
+
+
+def report(plan: Plan, found: Result) -> Iterator[tuple[str, bool]]:
+    """Lines, and whether what each says is as it must be."""
+    swapped, quiet = found.swapped, found.quiet
+    yield (
+        f"{plan.num_swaps} swaps in {found.seconds:.0f} s at {found.rate:.1f} requests/s, "
+        f"{LOAD:.0%} of the capacity ({found.clients} clients)",
+        True,
+    )
+    yield (
+        f"requests that failed: {sum(swapped.errors.values())} of {swapped.num_sent} "
+        f"{dict(swapped.errors) or ''}",
+        not swapped.errors and swapped.num_sent > 0,
+    )
+    both = len(swapped.by_version) == len(plan.models)
+    yield (
+        f"replies equal to no version's solo run: {len(swapped.different)} of "
+        f"{swapped.num_compared}, by {dict(swapped.by_version)}",
+        not swapped.different and both,
+    )
+    compiled = sum(
+        found.after[name] - found.before[name]
+        for name in ("compile_events_total{serving}", "compile_events_total{version}")
+    )
+    yield f"compilations: {compiled:.0f}", not compiled
+    calm, busy = (percentile(f.gaps_s, 99) for f in (quiet, swapped))
+    usual, most = (percentile(f.gaps_s, 50) for f in (quiet, swapped))
+    yield (
+        f"gap between tokens, ms: p50 {usual * 1e3:.1f} and p99 {calm * 1e3:.1f} without swaps, "
+        f"{most * 1e3:.1f} and {busy * 1e3:.1f} with them; a step {found.step_s * 1e3:.1f}",
+        busy <= calm + found.step_s,
+    )
+    weights = [metrics["memory_bytes{weights}"] for metrics in (found.before, found.after)]
+    yield (
+        f"bytes of weights: {weights[0]:,.0f} before, {weights[1]:,.0f} after",
+        weights[0] == weights[1],
+    )
+    rss = [
+        metrics["process_resident_memory_bytes"] / 2**20 for metrics in (found.before, found.after)
+    ]
+    yield f"resident memory: {rss[0]:,.0f} MiB before, {rss[1]:,.0f} MiB after", True
