@@ -63,9 +63,13 @@ def test_a_forced_text_stays_apart_from_its_company_and_leaves_it_alone():
     assert answer_of(FakeRunner(), forced(PROMPT, TEXT), free, other).token_ids == list(TEXT)
 
 
-@pytest.mark.parametrize("fault", [{"fail_at": frozenset({2})}, {"fail_collect_at": {1, 3}}])
-def test_a_forced_text_goes_on_where_it_was_after_a_failed_step(fault: dict[str, frozenset[int]]):
-    answer = answer_of(FakeRunner(**fault), forced(PROMPT, TEXT))
+@pytest.mark.parametrize(
+    "runner",
+    [FakeRunner(fail_at=frozenset({2})), FakeRunner(fail_collect_at=frozenset({1, 3}))],
+    ids=["dispatched", "read"],
+)
+def test_a_forced_text_goes_on_where_it_was_after_a_failed_step(runner: FakeRunner):
+    answer = answer_of(runner, forced(PROMPT, TEXT))
     assert answer.token_ids == list(TEXT)
     assert answer.finish_reason is FinishReason.STOP
 
@@ -79,7 +83,8 @@ def test_it_admits_one_token_after_another_and_nothing_after_the_last():
     with pytest.raises(EngineFailure, match="token 3 was drawn where token 40 was admitted"):
         first.take(3)
     first.take(40)
-    assert first.is_complete and not second.is_complete
+    assert first.is_complete
+    assert not second.is_complete
     with pytest.raises(EngineFailure, match="nothing was admitted"):
         first.take(40)
     with pytest.raises(InvalidRequest, match="has ended"):
