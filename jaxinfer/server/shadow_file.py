@@ -66,8 +66,9 @@ class ShadowFile:
 
     def close(self) -> None:
         """Writes what waits, for CLOSE_S at most."""
-        with contextlib.suppress(queue.Full):
-            self._records.put(None, timeout=CLOSE_S)
+        if self._is_on:
+            with contextlib.suppress(queue.Full):
+                self._records.put(None, timeout=CLOSE_S)
         self._thread.join(CLOSE_S)
         self._is_on = False
 

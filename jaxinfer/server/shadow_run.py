@@ -30,10 +30,6 @@ class ShadowRun:
     logprobs: list[TokenLogprob] = field(default_factory=list["TokenLogprob"])
     error: JaxInferError | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        return self.finish in (FinishReason.STOP, FinishReason.LENGTH)
-
 
 async def run_on(model: ServedModel, request: Request) -> ShadowRun:
     """Runs `request` on a model's version; ended with `timeout` after DEADLINE_S.

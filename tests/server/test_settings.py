@@ -147,6 +147,8 @@ EXAMPLES = {
     "log-level": "error",
     "log-format": "json",
     "log-requests": "false",
+    "shadow": "s",
+    "shadow-max-bytes": "2MiB",
 }
 
 
