@@ -8,8 +8,10 @@ whole request, to show both outputs.
 
 So that no user is slowed noticeably: one request at a time; none begins while anybody waits on
 either engine; it is of a lower priority than any class, so whoever needs its seat or pages takes
-them; a prompt is looked at up to MAX_PROMPT tokens, an output up to MAX_OUTPUT. A short queue waits
-for that, of which the oldest is dropped.
+them; a prompt is looked at up to MAX_PROMPT tokens, an output up to MAX_OUTPUT. And all this takes
+MAX_BUSY of the time at most: after a call it rests, as long as users are there. (While it works,
+steps of two versions alternate: users' tokens come up to twice as slowly.) A short queue waits for
+all that, of which the oldest is dropped.
 
 A run that the canary fails, and the stable version does not, is told as a failed request of the
 canary's. Otherwise failures here, refusals and requests that are too late tell nothing.
@@ -38,6 +40,7 @@ from jaxinfer.server.shadow_record import ShadowOutput, ShadowRecord, fields_of
 from jaxinfer.server.shadow_run import ShadowRun, run_on
 
 if TYPE_CHECKING:
+    from jaxinfer.async_engine import AsyncEngine
     from jaxinfer.server.served_model import ServedModel
     from jaxinfer.server.shadow_file import ShadowFile
 
@@ -47,6 +50,7 @@ WINDOW, MIN_WINDOW = 32, 8  # tokens of a prompt that are compared
 MAX_PROMPT = 1024  # tokens: a window lies within the first of them; longer ones are not recorded
 MAX_OUTPUT = 256  # tokens that a record shows
 MAX_QUEUED = 8
+MAX_BUSY = 0.08
 LOOK_AGAIN_S = 0.25
 
 Outcome = Literal[
@@ -71,6 +75,7 @@ class Shadow:
         on_facts: told of each comparison.
         on_failure: told of each that the canary failed.
         record: where both outputs are kept; None: nowhere.
+        max_busy: share of the time that may be spent here while there are users, 0..1.
         wall_clock: seconds since the epoch, for the record.
         look_again_s: seconds between two looks whether the engines are quiet.
     """
@@ -85,6 +90,7 @@ class Shadow:
         on_facts: Callable[[ShadowFacts], None],
         on_failure: Callable[[RequestFacts], None],
         record: ShadowFile | None = None,
+        max_busy: float = MAX_BUSY,
         wall_clock: Callable[[], float] = time.time,
         look_again_s: float = LOOK_AGAIN_S,
     ):
@@ -92,6 +98,7 @@ class Shadow:
         self._share, self._random = share, random
         self._on_facts, self._on_failure = on_facts, on_failure
         self._record = record
+        self._rest_per_s = 1 / max_busy - 1
         self._wall_clock, self._look_again_s = wall_clock, look_again_s
         self.outcomes: Counter[Outcome] = Counter()
         self._queue: deque[Answered] = deque()
@@ -133,24 +140,38 @@ class Shadow:
             self._queue.clear()
         while self._queue:
             await self._wait_until_quiet()
-            answered = self._queue.popleft()
-            try:
-                facts = await self._compare(answered.request)
-                if self._record is not None and self._record.is_on:
-                    await self._show_both(answered, facts, self._record)
-            except JaxInferError:
-                self.outcomes["refused"] += 1
-            except Exception:  # a fault of ours, of which no user knows
-                log.exception("a shadow comparison failed")
+            clock = self._stable.engine.clock
+            started_s = clock()
+            await self._look_at(self._queue.popleft())
+            await self._rest(clock() + self._rest_per_s * (clock() - started_s))
+
+    async def _look_at(self, answered: Answered) -> None:
+        try:
+            facts = await self._compare(answered.request)
+            if self._record is not None and self._record.is_on:
+                await self._show_both(answered, facts, self._record)
+        except JaxInferError:
+            self.outcomes["refused"] += 1
+        except Exception:  # a fault of ours, of which no user knows
+            log.exception("a shadow comparison failed")
 
     def _have_same_tokens(self) -> bool:
         """Runs on a thread of the tokenizer pool: a vocabulary is long."""
         return self._stable.tokenizer.hash == self._canary.tokenizer.hash
 
     async def _wait_until_quiet(self) -> None:
-        engines = (self._stable.engine, self._canary.engine)
-        while any(engine.pool_stats.num_waiting for engine in engines):
+        while any(engine.pool_stats.num_waiting for engine in self._engines):
             await asyncio.sleep(self._look_again_s)
+
+    async def _rest(self, until_s: float) -> None:
+        """Up to a time of the engine's clock, or until there are no users."""
+        while self._stable.engine.clock() < until_s and any(e.num_open for e in self._engines):
+            await asyncio.sleep(self._look_again_s)
+
+    @property
+    def _engines(self) -> tuple[AsyncEngine, AsyncEngine]:
+        """Which may be one."""
+        return self._stable.engine, self._canary.engine
 
     # ---- the same text, read by both
 

@@ -79,6 +79,7 @@ class World:
             on_facts=self.facts.append,
             on_failure=self.failures.append,
             record=record,
+            max_busy=fields.pop("max_busy", 1.0),
             wall_clock=lambda: 1000.5,
             look_again_s=0.001,
             **fields,
@@ -319,6 +320,29 @@ def test_a_user_takes_the_only_seat_and_the_comparison_goes_on_afterwards():
             await until(lambda: world.facts)
             assert world.facts[0].num_tokens == 32
             assert world.engine.pool_stats.num_preemptions > 0
+
+    run(test)
+
+
+def test_it_rests_between_two_calls_as_long_as_there_are_users():
+    async def test() -> None:
+        async with a_world() as world:
+            shadow = world.shadow(max_busy=1e-4)
+            for _ in range(3):
+                shadow.note(world.answered())
+            await until(lambda: len(world.facts) == 3)  # nobody is there
+            world.runner.gate.clear()
+            user = world.engine.submit(world.request(sampling={"max_tokens": 100}))
+            shadow.note(world.answered())
+            shadow.note(world.answered())
+            world.runner.step_s = 0.01
+            world.runner.gate.set()
+            await until(lambda: len(world.facts) == 4)
+            await asyncio.sleep(0.05)
+            assert world.engine.num_open == 1
+            user.close()
+            world.runner.step_s = 0.0
+            await until(lambda: len(world.facts) == 5)
 
     run(test)
 
