@@ -146,7 +146,7 @@ class AsyncEngine:
             on_full=self._pause,
             on_empty=self._resume,
             max_unread_tokens=self._max_unread_tokens,
-            observer=self._observer,
+            observer=None if any(r.is_shadow for r in requests) else self._observer,
         )
         for request in requests:
             self._streams[request.request_id] = weakref.ref(stream)
@@ -219,6 +219,11 @@ class AsyncEngine:
         """
         open_ids = (i for i in request_ids if i in self._streams)
         self._send(*(_Abort(request_id, tells_reader=True) for request_id in open_ids))
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the model."""
+        return self._engine.vocab_size
 
     @property
     def pool_stats(self) -> PoolStats:
@@ -469,9 +474,10 @@ class AsyncEngine:
         if self._observer is None:
             return
         for output in outputs:
-            if output.finish_reason is not None and output.stats is not None:
+            stats, reason = output.stats, output.finish_reason
+            if reason is not None and stats is not None and not stats.is_shadow:
                 try:
-                    self._observer.on_finish(output.stats, output.finish_reason)
+                    self._observer.on_finish(stats, reason)
                 except Exception:
                     log.exception("the end of %s could not be noted", output.request_id)
 

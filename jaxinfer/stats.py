@@ -69,6 +69,7 @@ class RequestStats:
     first_token_s: float | None  # None: no token came
     finished_s: float
     version: str = ""  # of the weights
+    is_shadow: bool = False  # no user's
 
     @property
     def queue_s(self) -> float:

@@ -33,7 +33,7 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
     {
         "engine": "engine choice outputs request_rules text_cap ending_errors versions new_version",
         "runtime": "runtime",
-        "guidance": "guidance grammar_trial",
+        "guidance": "guidance grammar_trial forced",
     },
     {
         "models": "models",

@@ -91,6 +91,9 @@ class WordRunner:
     def rebuild(self) -> None:
         raise EngineFailure("a device that is measured loses nothing")
 
+    def drop_version(self, version: str) -> None:
+        raise EngineFailure("a device that is measured keeps its version")
+
 
 class HostWorld:
     """An engine with `num_running` sequences at work and `num_waiting` behind them.

@@ -17,10 +17,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tqdm import tqdm
+
 from bench.service.server import ServerFailed, started
 from bench.swap import swaps, trials
 from bench.swap.made_versions import noise, write_version
 from bench.swap.operator import KEY, Refused
+from bench.swap.simulation import Findings, simulate_all, table
 from bench.tiny_model import write_checkpoint
 from checkpoints.checkpoint import open_checkpoint
 from checkpoints.errors import CheckpointError
@@ -100,9 +103,16 @@ def _trials(given: argparse.Namespace, folder: Path) -> Lines:
 
 
 def _simulated(given: argparse.Namespace, folder: Path) -> Lines:
-    from bench.swap.simulation import simulate, table
-
-    yield from table(simulate(given.canaries, seed=given.seed))
+    findings: list[Findings] = []
+    for one in tqdm(simulate_all(given.canaries, seed=given.seed), desc="kinds", disable=None):
+        findings.append(one)
+    for line in table(findings):
+        yield line, True
+    broken = [one.name for one in findings if not one.is_as_promised]
+    yield (
+        f"kinds of canaries that did not end as promised: {', '.join(broken) or 'none'}",
+        not broken,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

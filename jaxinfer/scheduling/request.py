@@ -36,3 +36,4 @@ class Request:
     cache_salt: str = ""  # prefix pages are shared only within one salt
     constraint: Constraint | None = None  # of sampling.guided, at the beginning of an answer
     version: str | None = None  # of the weights, to the end of all choices; None: the current one
+    is_shadow: bool = False  # a comparison's, not a user's: no metrics of requests count it

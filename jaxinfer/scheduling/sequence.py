@@ -199,6 +199,7 @@ class Sequence:
             first_token_s=self.first_token_s,
             finished_s=now,
             version=self.version,
+            is_shadow=self.request.is_shadow,
         )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from jaxinfer.canary.facts import RequestFacts
 from jaxinfer.errors import EngineFailure, JaxInferError, NotNumbers
 from jaxinfer.scheduling.request import FinishReason, Request
+from jaxinfer.stats import RequestStats
 
 if TYPE_CHECKING:
     from jaxinfer.outputs import RequestOutput
@@ -53,6 +54,7 @@ class Account:
     Args:
         model: that answers.
         requests: one for each prompt, handed to the engine.
+        key: that chose the version.
         on_request: told of each choice; None: not.
         on_answered: told of each request that was answered well; None: not.
     """
@@ -61,11 +63,12 @@ class Account:
         self,
         model: ServedModel,
         requests: Sequence[Request],
+        key: str = "",
         *,
         on_request: Callable[[RequestFacts], None] | None,
         on_answered: Callable[[Answered], None] | None,
     ):
-        self._model = model
+        self._model, self._key = model, key
         self._requests = {r.request_id: r for r in requests}
         self._choices = {r.request_id: [_Choice() for _ in range(r.sampling.n)] for r in requests}
         self._on_request = on_request
@@ -73,7 +76,7 @@ class Account:
 
     @classmethod
     def of(
-        cls, state: ServerState, model: ServedModel, requests: Sequence[Request]
+        cls, state: ServerState, model: ServedModel, requests: Sequence[Request], key: str
     ) -> Account | None:
         """None while nobody listens."""
         if state.on_request is None and state.on_answered is None:
@@ -81,6 +84,7 @@ class Account:
         return cls(
             model,
             requests,
+            key,
             on_request=None if state.on_request is None else state.note_request,
             on_answered=None if state.on_answered is None else state.note_answered,
         )
@@ -92,8 +96,8 @@ class Account:
         choice.texts.append(output.text)
         if output.finish_reason is None:
             return
-        ttft_s = None if output.stats is None else output.stats.ttft_s
-        self._end(choice, output.finish_reason, ttft_s, isinstance(output.error, NotNumbers))
+        is_not_numbers = isinstance(output.error, NotNumbers)
+        self._end(choice, output.finish_reason, output.stats, is_not_numbers)
         self._answer(output.request_id)
 
     def fail(self, error: JaxInferError) -> None:
@@ -114,7 +118,11 @@ class Account:
                     self._end(choice, reason, None, False)
 
     def _end(
-        self, choice: _Choice, reason: FinishReason, ttft_s: float | None, is_not_numbers: bool
+        self,
+        choice: _Choice,
+        reason: FinishReason,
+        stats: RequestStats | None,
+        is_not_numbers: bool,
     ) -> None:
         choice.finish = reason
         if self._on_request is None:
@@ -125,8 +133,10 @@ class Account:
                 finish=reason,
                 num_output_tokens=len(choice.token_ids),
                 repetition=repetition(choice.token_ids),
-                ttft_s=ttft_s,
+                ttft_s=None if stats is None else stats.ttft_s,
                 is_not_numbers=is_not_numbers,
+                e2e_s=None if stats is None else stats.e2e_s,
+                key=self._key,
             )
         )
 

@@ -445,5 +445,19 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("log-format", str, "console", "how it is logged", "log_format", ("console", "json")),
     Flag("log-requests", switch, _EDGE.log_requests, "a line per request", "edge.log_requests"),
+    Flag(
+        "shadow",
+        Path,
+        None,
+        "file for sampled prompts with both answers, while a new version is tried (off)",
+        "shadow",
+    ),
+    Flag(
+        "shadow-max-bytes",
+        size_in_bytes,
+        64 * 2**20,
+        "of that file and FILE.1; the older half goes away",
+        "shadow_max_bytes",
+    ),
 )
 FLAG_OF = {flag.key: flag for flag in FLAGS}

@@ -137,6 +137,7 @@ class GenerationEndpoint(ABC):
             priority_class=priority_class,
             time_limits=head.limits_of(priority_class, fields.timeout, self._state),
             num_prompts=self._num_prompts(fields),
+            key=None if parsed.wish.pinned is not None else parsed.key,
         )
 
     def _capped(self, sampling: SamplingParams, found: PriorityClass) -> SamplingParams:
@@ -184,7 +185,8 @@ class GenerationEndpoint(ABC):
                 departure.call(stream.close)
                 await self._accepted(stream, plan)
                 departure.check()
-                calls.tell(Account.of(self._state, served, requests))
+                if plan.key is not None:
+                    calls.tell(Account.of(self._state, served, requests, plan.key))
                 answer = self._send_stream if plan.fields.stream else self._send_whole
                 await answer(calls, departure, send)
                 if calls.is_aborted:

@@ -49,6 +49,8 @@ class ServeSettings:
     compile_only: bool
     log_level: str
     log_format: str
+    shadow: Path | None  # file of the A/B record; None: none is kept
+    shadow_max_bytes: int
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings, dict[str, Any]]:

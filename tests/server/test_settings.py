@@ -149,6 +149,8 @@ EXAMPLES = {
     "log-level": "error",
     "log-format": "json",
     "log-requests": "false",
+    "shadow": "s",
+    "shadow-max-bytes": "2MiB",
 }
 
 
