@@ -68,6 +68,15 @@ class _Change:
     done: asyncio.Future[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    is_still: asyncio.Future[None]
+    is_over: threading.Event
+
+
+_Message = _Submit | _Abort | _Pause | _Resume | _Change | _Hold
+
+
 class AsyncEngine:
     """Submits to, reads from and ends one `Engine`. All methods belong to the event loop that
     called `start`.
@@ -98,7 +107,11 @@ class AsyncEngine:
         self._window = window or BatchWindow()
         self._on_verdict = on_verdict
         self.clock = clock
-        self._inbox: deque[_Submit | _Abort | _Pause | _Resume | _Change] = deque()
+        self._inbox: deque[_Message] = deque()
+        self._held: _Hold | None = None  # as the event loop knows it
+        self._hold: _Hold | None = None  # the same, on the engine thread
+        self._aside: deque[_Message] = deque()  # what waits for its end
+        self._ids_aside: set[str] = set()
         self._wakeup = threading.Event()
         self._stopping = False
         self._draining = False
@@ -165,6 +178,37 @@ class AsyncEngine:
                 f"the engine did not answer in {CHANGE_WITHIN_S:g} s", retry_after_s=RETRY_AFTER_S
             ) from None
 
+    async def hold(self, within_s: float) -> Engine:
+        """Lets what lives end, then stands still until `release`. Nobody is refused meanwhile: new
+        requests and changes wait, and their deadlines run on. For one caller at a time.
+
+        Returns: the engine, which is the caller's alone: no sequence lives, no step is under way.
+        Raises: Unavailable as `change`, and if requests still live after `within_s`; then all goes
+            on as before.
+        """
+        self._check_open()
+        assert self._held is None, "it is held already"
+        held = self._held = _Hold(asyncio.get_running_loop().create_future(), threading.Event())
+        self._send(held)
+        try:
+            await asyncio.wait_for(held.is_still, within_s)
+        except TimeoutError:
+            self.release()
+            raise Unavailable(
+                f"requests have not ended within {within_s:g} s", retry_after_s=RETRY_AFTER_S
+            ) from None
+        except BaseException:
+            self.release()
+            raise
+        return self._engine
+
+    def release(self) -> None:
+        """Goes on after `hold`, with all that has waited; does nothing if it is not held."""
+        if self._held is not None:
+            self._held.is_over.set()
+            self._held = None
+            self._wakeup.set()
+
     async def flush_cache(self) -> int:
         """See Engine.flush_cache. Raises: as `change`."""
         return await self.change(lambda engine: engine.flush_cache())
@@ -218,6 +262,7 @@ class AsyncEngine:
         """Ends the engine thread after its current step; open streams get Unavailable."""
         await self.drain(0.0)
         self._stopping = True
+        self.release()
         self._wakeup.set()
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join, 30.0)
@@ -248,7 +293,7 @@ class AsyncEngine:
         """From a paused stream that has been read."""
         self._send(*map(_Resume, request_ids))
 
-    def _send(self, *messages: _Abort | _Pause | _Resume | _Change) -> None:
+    def _send(self, *messages: _Message) -> None:
         self._inbox.extend(messages)
         self._wakeup.set()
 
@@ -280,6 +325,10 @@ class AsyncEngine:
             self._call(self._fail_all, error)
 
     def _turn(self) -> None:
+        if self._hold is not None:
+            self._keep_holding(self._hold)
+            if self._stopping:
+                return
         is_idle = not self._engine.has_work()
         if is_idle:
             self._busy_since_s = None
@@ -292,6 +341,29 @@ class AsyncEngine:
             self._gather()
         if self._engine.has_work() or self._engine.has_requests:  # deadlines of the paused run on
             self._step()
+
+    def _keep_holding(self, hold: _Hold) -> None:
+        """Stands still as soon as nothing lives, and until the end of it."""
+        if not (hold.is_over.is_set() or self._engine.has_requests):
+            while not self._engine.is_still:
+                self._step()
+            self._busy_since_s = None
+            self._pool = self._engine.pool_stats()
+            self._call(_fulfil, hold.is_still, None)
+            hold.is_over.wait()
+        if hold.is_over.is_set():
+            self._hold = None
+            self._inbox.extendleft(reversed(self._aside))
+            self._aside.clear()
+            self._ids_aside.clear()
+
+    def _has_to_wait(self, message: _Message) -> bool:
+        """For the end of a hold: what is new, and what is about something new."""
+        if isinstance(message, _Submit):
+            self._ids_aside.add(message.request.request_id)
+            return True
+        is_new = isinstance(message, _Change | _Hold)
+        return is_new or message.request_id in self._ids_aside
 
     def _gather(self) -> None:
         """Waits for company of what came first, unless it has been aborted; takes aborts at once.
@@ -313,6 +385,9 @@ class AsyncEngine:
         try:
             while self._inbox:
                 message = self._inbox.popleft()
+                if self._hold is not None and self._has_to_wait(message):
+                    self._aside.append(message)
+                    continue
                 if not isinstance(message, _Submit):
                     self._take(message)
                     continue
@@ -327,9 +402,11 @@ class AsyncEngine:
         if changed:
             self._pool = self._engine.pool_stats()
 
-    def _take(self, message: _Abort | _Pause | _Resume | _Change) -> None:
+    def _take(self, message: _Abort | _Pause | _Resume | _Change | _Hold) -> None:
         if isinstance(message, _Change):
             self._change(message)
+        elif isinstance(message, _Hold):
+            self._hold = message
         elif isinstance(message, _Pause):
             self._engine.pause(message.request_id)
         elif isinstance(message, _Resume):
@@ -440,6 +517,8 @@ class AsyncEngine:
             stream.fail(failure)
         self._streams.clear()
         self._note_drained()
+        if self._held is not None:
+            _fail(self._held.is_still, failure)
 
 
 def _fulfil(future: asyncio.Future[Any], value: Any) -> None:

@@ -68,6 +68,11 @@ class Built:
         """XLA compilations so far: of `startup`, for another `version`, and of `serving`: 0."""
         return self.compile_counter.by_phase()
 
+    def close(self) -> None:
+        """Gives back what is on the device. The engine must not step any more."""
+        self.engine.close()
+        self.runner.close()
+
     @property
     def memory_bytes(self) -> dict[str, int]:
         """The plan's parts, of all versions that are there now: weights, programs, kv_pool; on a

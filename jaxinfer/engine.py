@@ -25,7 +25,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -122,6 +122,7 @@ class Engine:
     ):
         self.vocab_size = vocab_size
         self._versions = Versions(ModelVersion(version, tokenizer, frozenset(eos_token_ids)))
+        self._shares: dict[str, float] = {}  # of the steps, by version; of others it is 1
         self._runner = runner
         self._make_scheduler = make_scheduler
         self._scheduler = make_scheduler()
@@ -175,6 +176,17 @@ class Engine:
     def serve_version(self, version: str) -> None:
         """Makes it the one of requests that name none. Raises: InvalidRequest if not there."""
         self._versions.become_current(version)
+
+    def set_shares(self, shares: Mapping[str, float]) -> None:
+        """Gives versions that have work steps in proportion to these, in place of those before.
+
+        Of what is not named it is 1. The bound of version_turns.py holds for the smallest share. A
+        share is forgotten with its version.
+
+        Raises: ValueError for a share below 0, or that is not a finite number.
+        """
+        self._scheduler.set_shares(shares)
+        self._shares = dict(shares)
 
     def drop_version(self, version: str) -> None:
         """Takes no more requests of it; its parameters are freed when its last one has ended,
@@ -269,6 +281,11 @@ class Engine:
         return bool(self._choices)
 
     @property
+    def is_still(self) -> bool:
+        """Whether nothing lives, no step is under way, and all has been told."""
+        return not (self._choices or self._flights or self._late)
+
+    @property
     def pool(self) -> PagePool:
         """The pages of now: another pool after a rebuild."""
         return self._scheduler.pool
@@ -304,6 +321,8 @@ class Engine:
             under_way = {flight.scheduled.batch.version for flight in self._flights}
             for version in self._versions.let_go(under_way):
                 self._runner.drop_version(version)
+                if self._shares.pop(version, None) is not None:
+                    self._scheduler.set_shares(self._shares)
 
     def recover(self, error: Exception) -> None:
         """Makes scheduler and pages anew after PoolLost, or a fault of our own code.
@@ -321,6 +340,7 @@ class Engine:
         hopeless = self._scheduler.blame(blamed)
         self._flights.clear()
         before, self._scheduler = self._scheduler, self._make_scheduler()
+        self._scheduler.set_shares(self._shares)
         for sequence, choice in self._choices.items():
             sequence.begin_again(choice.num_taken)
         self._scheduler.take_over(self._choices, before)

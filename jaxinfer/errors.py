@@ -95,3 +95,7 @@ class ConfigError(JaxInferError):
 
     serve.py exits with 2; what is wrong in a checkpoint, `build` turns into a CheckpointError.
     """
+
+
+class NoRoom(ConfigError):
+    """Too little memory is free for it now; it may fit when something else has gone."""

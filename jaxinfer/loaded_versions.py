@@ -13,7 +13,7 @@ import numpy as np
 from checkpoints.checkpoint import Checkpoint, open_checkpoint
 from checkpoints.errors import CheckpointError
 from jaxinfer.config import ModelSource
-from jaxinfer.errors import ConfigError
+from jaxinfer.errors import ConfigError, NoRoom
 from jaxinfer.found_model import FoundModel
 from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.memory_plan import MemoryPlan
@@ -94,10 +94,11 @@ class LoadedVersions:
     def bytes_by_kind(self) -> dict[str, int]:
         """Weights, programs and pools of all that is there."""
         engines = list(self.engines)
+        all_plans = engines if self.runner.is_closed else [self.plan, *engines]
         return {
             "weights": self.weights_bytes + sum(plan.weights_bytes for plan in engines),
-            "programs": sum(plan.programs_bytes for plan in (self.plan, *engines)),
-            "kv_pool": sum(plan.pool_bytes for plan in (self.plan, *engines)),
+            "programs": sum(plan.programs_bytes for plan in all_plans),
+            "kv_pool": sum(plan.pool_bytes for plan in all_plans),
         }
 
     @property
@@ -133,14 +134,13 @@ class LoadedVersions:
         self._origins[version] = origin
 
     def check_room(self, needed_bytes: int, what: str, *, advice: str = "") -> None:
-        """Raises: ConfigError if so much is not free for another version: with what is missing, and
+        """Raises: NoRoom if so much is not free for another version: with what is missing, and
         what to do, of which `advice` is the best.
         """
-        own = self.plan.programs_bytes + self.plan.pool_bytes
-        free = self.plan.free_bytes(self.planned_bytes - own)
+        free = self.plan.free_bytes(self.planned_bytes)
         if free is None or needed_bytes <= free:
             return
-        raise ConfigError(
+        raise NoRoom(
             f"{what} needs {needed_bytes} bytes beside what is loaded, but {free} are free: "
             f"{needed_bytes - free} are missing; {advice}drop another version, or start with a "
             "smaller --kv-cache-memory"

@@ -40,6 +40,7 @@ class RequestStream:
         observer: Observer | None = None,
     ):
         self._arrival_s = {r.request_id: r.arrival_s for r in requests}
+        self._version = {r.request_id: r.version or "" for r in requests}
         self._choices_left = {r.request_id: r.sampling.n for r in requests}
         self._to_accept = set(self._choices_left)
         self._on_close = on_close
@@ -177,9 +178,10 @@ class RequestStream:
         last_s = self._last_token_s.get(key)
         self._last_token_s[key] = now_s
         if last_s is not None:
-            self._observer.on_gap(now_s - last_s, num_tokens)
+            self._observer.on_gap(now_s - last_s, num_tokens, self._version[key[0]])
         elif key[1] == 0:
-            self._observer.on_first_token(now_s - self._arrival_s[key[0]])
+            ttft_s = now_s - self._arrival_s[key[0]]
+            self._observer.on_first_token(ttft_s, self._version[key[0]])
 
     @property
     def _has_news(self) -> bool:

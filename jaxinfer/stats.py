@@ -5,7 +5,8 @@ No imports of ours. All times are seconds of one monotonic clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 
@@ -48,6 +49,11 @@ class PoolStats:
     prefix_query_tokens: int  # since start: prompt tokens looked up
     prefix_hit_tokens: int  # since start: of these found
     num_paused: int = 0  # wait for their readers; neither running nor waiting
+
+    @classmethod
+    def total(cls, pools: Iterable[PoolStats]) -> PoolStats:
+        """Those of several engines as one's. There must be one."""
+        return cls(*map(sum, zip(*map(astuple, pools), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,10 @@ class Seen:
 
     def on_rebuild(self, duration_s: float) -> None: ...
 
-    def on_first_token(self, ttft_s: float) -> None:
+    def on_first_token(self, ttft_s: float, version: str) -> None:
         self.first.append(ttft_s)
 
-    def on_gap(self, gap_s: float, num_tokens: int) -> None:
+    def on_gap(self, gap_s: float, num_tokens: int, version: str) -> None:
         self.gaps.append((gap_s, num_tokens))
 
     def stream(self, *requests: Request) -> RequestStream:

@@ -20,6 +20,8 @@ class RequestFacts:
     repetition: float  # share of the output's 4-grams that stood in it before, 0..1
     ttft_s: float | None  # from arrival; None: no token came
     is_not_numbers: bool = False  # its logits were not numbers
+    e2e_s: float | None = None  # from arrival; None: not known
+    key: str = ""  # that chose the version, of a user or a conversation; "": it stands for itself
 
 
 @dataclass(frozen=True, slots=True)

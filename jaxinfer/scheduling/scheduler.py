@@ -20,8 +20,12 @@ Progress. Running sequences get pages in the order of their rank. One that finds
 from one of a worse rank: of the lowest class among these, and in it of the worst rank. Without any
 it skips the step and keeps what it has. So the best one runs in every step (submission has checked
 that it fits alone), and what is preempted was preempted by progress of a better one. It resumes
-only when the pages of all its tokens are there at once, with a page to go on. A step computes with
-one version of the weights; versions that have work take turns.
+only when the pages of all its tokens are there at once, with a page to go on.
+
+Versions. A step computes with one version of the weights. Those that have work get steps in
+proportion to their shares, and however small its share is, the best one of a version waits for a
+bounded number of steps of others (version_turns.py), in which these go on: so nobody is overtaken
+for ever. A turn that finds nothing to run, since its tokens must be read first, goes to the next.
 
 Classes. One that waits and finds no seat or no pages may take them from running ones that are of a
 lower class and of a worse rank, if that is enough for it to start. Who has given way does not give
@@ -45,7 +49,7 @@ step between, in which the others go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
 import numpy as np
@@ -112,6 +116,13 @@ class Scheduler:
 
     def has_work(self) -> bool:
         return bool(self.running) or len(self._waiting) > 0 or self._retries.has_suspects
+
+    def set_shares(self, shares: Mapping[str, float]) -> None:
+        """Of the steps, by version, in place of those before; of what is not named it is 1.
+
+        Raises: ValueError for a share below 0, or that is not a finite number.
+        """
+        self._turns.set_shares(shares)
 
     def submit(self, sequence: Sequence) -> None:
         """Queues a new sequence.

@@ -53,7 +53,7 @@ def admin_routes(state: ServerState) -> list[Route]:
 
     async def flush(request: Request) -> Response:
         """Forgets the prefix cache: pages that no running sequence owns."""
-        return json_reply(Flushed(await state.served().engine.flush_cache()))
+        return json_reply(Flushed(await state.flush_caches()))
 
     return [
         Route("/admin/log-level", log_level, methods=["POST"]),

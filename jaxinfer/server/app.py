@@ -13,9 +13,10 @@ from jaxinfer.server.access_log import AccessLog
 from jaxinfer.server.edge import Edge
 from jaxinfer.server.middleware import Hosts, Keys, Refusals, RequestIds
 from jaxinfer.server.routes import exception_handlers, routes
+from jaxinfer.server.served_versions import VERSION_HEADER
 from jaxinfer.server.state import ServerState
 
-SEEN_BY_PAGES = ("x-request-id", "retry-after", "x-should-retry")
+SEEN_BY_PAGES = ("x-request-id", VERSION_HEADER, "retry-after", "x-should-retry")
 CORS_MAX_AGE_S = 600
 
 

@@ -23,6 +23,7 @@ class CallHead:
     claim: Claim
     judged: PriorityClass  # by whose bounds it gets in, before its body has come
     limits: TimeLimits  # of the server and of the headers
+    headers: Headers
 
     @classmethod
     def read(cls, headers: Headers, state: ServerState) -> CallHead:
@@ -37,7 +38,7 @@ class CallHead:
         is_short = length.isdecimal() and int(length) <= QUICK_BODY_BYTES
         judged = claim.best if is_short else claim.presumed
         limits = asked_limits(None, headers.get(TIMEOUT_HEADER))
-        return cls(claim, judged, limits.within(state.time_limits(None)))
+        return cls(claim, judged, limits.within(state.time_limits(None)), headers)
 
     def limits_of(
         self, asked: PriorityClass, field: float | None, state: ServerState

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
 
 from jaxinfer.config import SamplingParams
 from jaxinfer.server.guided import guided_field
 from jaxinfer.server.priority_class import PriorityClass
-from jaxinfer.server.protocol import ChatRequest, CompletionRequest
+from jaxinfer.server.protocol import ChatRequest, CompletionRequest, parse
 from jaxinfer.server.served_model import ServedModel
 from jaxinfer.server.time_limits import TimeLimits
 from jaxinfer.server.tool_use import tool_parser
+from jaxinfer.server.version_wish import CONVERSATION_HEADER, VersionWish, key_of
 from jaxinfer.server.writers import Shape
 
 if TYPE_CHECKING:
@@ -20,16 +24,38 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class CallPlan:
-    """A parsed call, before its prompts are token ids."""
+class ParsedCall:
+    """A body, before a model is chosen for it."""
 
     fields: ChatRequest | CompletionRequest
-    model: str  # the name it asked for
+    unknown: frozenset[str]  # names of fields
+    wish: VersionWish
+    key: str  # of the user or conversation
+
+    @classmethod
+    def read(
+        cls,
+        body: bytes,
+        wire: type[ChatRequest | CompletionRequest],
+        headers: Headers,
+        names: Collection[str],
+    ) -> ParsedCall:
+        """`names`: of the served model. Raises: InvalidRequest."""
+        fields, unknown = parse(body, wire)
+        wish = VersionWish.read(headers, fields.model, names)
+        return cls(fields, unknown, wish, key_of(fields, headers.get(CONVERSATION_HEADER)))
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """A parsed call and the model that answers it, before its prompts are token ids."""
+
+    fields: ChatRequest | CompletionRequest
+    model: str  # the name it asked for, without a version
     sampling: SamplingParams
     priority_class: PriorityClass
     time_limits: TimeLimits  # from arrival
     num_prompts: int
-    unknown: frozenset[str]  # names of fields
 
     @property
     def num_choices(self) -> int:

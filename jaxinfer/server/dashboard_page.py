@@ -60,7 +60,9 @@ def dashboard_routes(
 
 
 def dashboard_data(state: ServerState, *, uptime_s: float) -> dict[str, Any]:
-    """{server: what it is and how it does; metrics: see metrics_snapshot}."""
+    """{server: what it is and how it does; metrics: see metrics_snapshot; versions: numbers of
+    each version of the weights}.
+    """
     model = state.model
     return {
         "server": {
@@ -73,6 +75,7 @@ def dashboard_data(state: ServerState, *, uptime_s: float) -> dict[str, Any]:
             "max_model_len": model.max_model_len if model is not None else None,
         },
         "metrics": state.metrics.snapshot(),
+        "versions": state.metrics.by_version(),
     }
 
 

@@ -18,7 +18,7 @@ MAX_STEP_TOKENS = 16384
 
 
 class EngineMetrics:
-    """An `Observer`.
+    """Of all engines together.
 
     Args:
         clock: seconds, for what is told of the last ones.
@@ -28,13 +28,13 @@ class EngineMetrics:
         self.tokens_sampled = 0  # since start
         self.tokens_computed = 0  # since start, without padding
         self._window = LiveWindow(clock=clock)
-        self._last_pool: PoolStats | None = None
         self._num_compiled = dict.fromkeys(COMPILE_PHASES, 0)
         self._make_gauges(make)
         self._make_counters(make)
         self._make_histograms(make)
 
-    def on_step(self, step: StepStats, pool: PoolStats) -> None:
+    def on_step(self, step: StepStats, pool: PoolStats, last: PoolStats | None) -> None:
+        """`last`: the pool of the same engine, a step before."""
         self.tokens_sampled += step.num_sampled
         self.tokens_computed += step.num_tokens
         self._window.add(step)
@@ -42,7 +42,7 @@ class EngineMetrics:
         self._iteration_tokens.observe(step.num_tokens)
         self._computed_tokens.inc(step.num_tokens)
         self._padded_tokens.inc(step.num_padded_tokens)
-        self._count_pool(pool)
+        self._count_pool(pool, last)
 
     def on_finish(self, stats: RequestStats, reason: FinishReason) -> None:
         if reason is FinishReason.ABORT:
@@ -74,7 +74,7 @@ class EngineMetrics:
         """Sets what is read, not counted.
 
         Args:
-            pool: None before there is one.
+            pool: those of all engines together; None before there is one.
             compiled: compilations so far by COMPILE_PHASES.
         """
         self._padding_waste.set(self._window.padding_waste)
@@ -86,8 +86,7 @@ class EngineMetrics:
 
     # ---- inside
 
-    def _count_pool(self, pool: PoolStats) -> None:
-        last, self._last_pool = self._last_pool, pool
+    def _count_pool(self, pool: PoolStats, last: PoolStats | None) -> None:
         self._preemptions.inc(pool.num_preemptions - (last.num_preemptions if last else 0))
         queries = pool.prefix_query_tokens - (last.prefix_query_tokens if last else 0)
         self._prefix_queries.inc(queries)

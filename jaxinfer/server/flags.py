@@ -401,6 +401,20 @@ FLAGS: tuple[Flag, ...] = (
         "shutdown_timeout_s",
     ),
     Flag(
+        "rollout-log",
+        Path,
+        None,
+        "file of what is decided about versions; none: one in the cache folder",
+        "rollout_log",
+    ),
+    Flag(
+        "standby-s",
+        positive,
+        600.0,
+        "seconds that the version before a promoted one stays in memory, to go back to",
+        "standby_s",
+    ),
+    Flag(
         "memory-watch-window",
         count,
         1800,

@@ -22,17 +22,24 @@ from jaxinfer.errors import (
 )
 from jaxinfer.scheduling.request import Request
 from jaxinfer.server.admission import Permit
+from jaxinfer.server.answered import Account
 from jaxinfer.server.body import read_body
 from jaxinfer.server.call_head import CallHead
-from jaxinfer.server.call_plan import CallPlan, constraint_of, most_tokens, shape_of
+from jaxinfer.server.call_plan import (
+    CallPlan,
+    ParsedCall,
+    constraint_of,
+    most_tokens,
+    shape_of,
+)
 from jaxinfer.server.echo import EchoOnly, prompt_texts
 from jaxinfer.server.open_calls import names_of, owner_of
 from jaxinfer.server.priority_class import PriorityClass
 from jaxinfer.server.prompts import check_length, check_token_ids, encode_chat
-from jaxinfer.server.protocol import ChatRequest, CompletionRequest, parse
+from jaxinfer.server.protocol import ChatRequest, CompletionRequest
 from jaxinfer.server.reading import Reading
 from jaxinfer.server.replies import body_of, encode, json_reply
-from jaxinfer.server.request_record import note
+from jaxinfer.server.request_record import note, note_version
 from jaxinfer.server.sampling import capped_sampling, chat_sampling, completion_sampling
 from jaxinfer.server.served_model import ServedModel
 from jaxinfer.server.sse import ClientGone, Departure, EventSender, ReaderStalled
@@ -73,38 +80,63 @@ class GenerationEndpoint(ABC):
             if body is None:
                 permit.release("left")
                 return
-            served = self._state.served()
-            plan = await served.for_body(body, lambda: self._plan(served, body, head))
-            note(priority_class=plan.priority_class.name)
-            for name in self._state.new_unknown_fields(plan.unknown):
-                log.warning("field %r is not known and has no effect (said once)", name[:80])
-            permit.settle(
-                plan.priority_class,
-                plan.num_choices,
-                param="n" if plan.num_prompts == 1 else "prompt",
-                num_tokens=most_tokens(plan.sampling, served),
-                limits=plan.time_limits.after(clock() - arrival_s),
-            )
-            with Departure(receive) as departure:
-                try:
-                    await self._answer(served, plan, arrival_s, departure, scope, send, permit)
-                except ClientGone as gone:
-                    permit.release("left")
-                    if isinstance(gone, ReaderStalled):
-                        self._state.metrics.on_reader_cut()
-                    log.info("499 %s: %s", scope["path"], gone)
+            parsed = await self._parsed(body, head)
+            await self._state.door.go_through()
+            served = parsed.wish.choose(self._state.versions, parsed.key)
+            note_version(served.version)
+            with self._state.versions.call(served):
+                plan = await served.for_body(body, lambda: self._plan(served, parsed, head))
+                note(priority_class=plan.priority_class.name)
+                permit.settle(
+                    plan.priority_class,
+                    plan.num_choices,
+                    param="n" if plan.num_prompts == 1 else "prompt",
+                    num_tokens=most_tokens(plan.sampling, served),
+                    limits=plan.time_limits.after(clock() - arrival_s),
+                )
+                await self._attend(served, plan, arrival_s, scope, receive, send, permit)
 
-    def _plan(self, served: ServedModel, body: bytes, head: CallHead) -> CallPlan:
-        fields, unknown = parse(body, self.wire)
+    async def _parsed(self, body: bytes, head: CallHead) -> ParsedCall:
+        """On the stable model's threads, which must not end meanwhile."""
+        stable = self._state.served()
+        with self._state.versions.call(stable):
+            parsed = await stable.for_body(
+                body, lambda: ParsedCall.read(body, self.wire, head.headers, stable.names)
+            )
+        for name in self._state.new_unknown_fields(parsed.unknown):
+            log.warning("field %r is not known and has no effect (said once)", name[:80])
+        return parsed
+
+    async def _attend(
+        self,
+        served: ServedModel,
+        plan: CallPlan,
+        arrival_s: float,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        permit: Permit,
+    ) -> None:
+        """Answers as long as the client is there."""
+        with Departure(receive) as departure:
+            try:
+                await self._answer(served, plan, arrival_s, departure, scope, send, permit)
+            except ClientGone as gone:
+                permit.release("left")
+                if isinstance(gone, ReaderStalled):
+                    self._state.metrics.on_reader_cut()
+                log.info("499 %s: %s", scope["path"], gone)
+
+    def _plan(self, served: ServedModel, parsed: ParsedCall, head: CallHead) -> CallPlan:
+        fields = parsed.fields
         priority_class = head.claim.settled(fields.priority)
         return CallPlan(
             fields=fields,
-            model=served.check_name(fields.model),
+            model=served.check_name(parsed.wish.name),
             sampling=self._capped(self._sampling(served, fields), priority_class),
             priority_class=priority_class,
             time_limits=head.limits_of(priority_class, fields.timeout, self._state),
             num_prompts=self._num_prompts(fields),
-            unknown=unknown,
         )
 
     def _capped(self, sampling: SamplingParams, found: PriorityClass) -> SamplingParams:
@@ -142,34 +174,26 @@ class GenerationEndpoint(ABC):
                     return
             constraint = await constraint_of(served, plan)
             departure.check()
-            requests = tuple(self._requests(writer.id, plan, prompts, arrival_s, constraint))
+            requests = tuple(
+                self._requests(writer.id, served, plan, prompts, arrival_s, constraint)
+            )
             stream = served.engine.submit(*requests)
             call.on_abort(lambda: served.engine.end(*(r.request_id for r in requests)))
             calls = Reading(stream, writer, plan.sampling.n, on_tokens=permit.produced)
             try:
                 departure.call(stream.close)
-                await self._deliver(stream, calls, plan, departure, send)
+                await self._accepted(stream, plan)
+                departure.check()
+                calls.tell(Account.of(self._state, served, requests))
+                answer = self._send_stream if plan.fields.stream else self._send_whole
+                await answer(calls, departure, send)
                 if calls.is_aborted:
                     permit.release("left")
                 permit.fail(calls.failure)
             finally:
                 stream.close()
+                calls.close()
                 calls.note(arrival_s)
-
-    async def _deliver(
-        self,
-        stream: RequestStream,
-        calls: Reading,
-        plan: CallPlan,
-        departure: Departure,
-        send: Send,
-    ) -> None:
-        await self._accepted(stream, plan)
-        departure.check()
-        if plan.fields.stream:
-            await self._send_stream(calls, departure, send)
-        else:
-            await self._send_whole(calls, departure, send)
 
     def _token_ids(
         self, served: ServedModel, fields: ChatRequest | CompletionRequest
@@ -193,6 +217,7 @@ class GenerationEndpoint(ABC):
     def _requests(
         self,
         call_id: str,
+        served: ServedModel,
         plan: CallPlan,
         prompts: list[tuple[int, ...]],
         arrival_s: float,
@@ -210,6 +235,7 @@ class GenerationEndpoint(ABC):
                 queue_deadline_s=queue_deadline_s,
                 cache_salt=plan.fields.cache_salt or "",
                 constraint=constraint,
+                version=served.version,
             )
 
     async def _send_whole(

@@ -49,8 +49,8 @@ class GrowthAlarm:
             log.warning("%s", ended_line(before, sizes))
 
     def _sample(self, sizes: Mapping[str, int]) -> MemorySample:
-        assert self._state.model is not None
-        pool = self._state.model.engine.pool_stats
+        pool = self._state.pool_stats
+        assert pool is not None
         return MemorySample(
             now_s=self._clock(),
             resident_bytes=sizes["host_rss"],

@@ -7,33 +7,31 @@ model is built on a thread by a function that serve.py passes in; nothing here k
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
+import re
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import uvicorn
 
-from jaxinfer.async_engine import AsyncEngine
-from jaxinfer.batch_window import BatchWindow
-from jaxinfer.grammar_trial import GrammarTrial
-from jaxinfer.guidance import Guidance
+from jaxinfer.rollout_log import RolloutLog
 from jaxinfer.server.app import create_app
 from jaxinfer.server.connection import protocol
+from jaxinfer.server.decision_book import before_this_start
 from jaxinfer.server.growth_alarm import GrowthAlarm
+from jaxinfer.server.long_work import LongWork
 from jaxinfer.server.memory_watch import MemoryWatch
 from jaxinfer.server.metrics import Metrics
-from jaxinfer.server.sampling import usable_defaults
-from jaxinfer.server.served_model import ServedModel
+from jaxinfer.server.rollouts import Rollouts
+from jaxinfer.server.serve_model import ModelServing
 from jaxinfer.server.settings import ServeSettings
 from jaxinfer.server.startup import (
     EXIT_LOAD_ERROR,
@@ -48,19 +46,21 @@ from jaxinfer.server.startup import (
 )
 from jaxinfer.server.state import ServerState
 from jaxinfer.server.status_line import StatusLine
-from jaxinfer.server.tool_calls.formats import format_for
+from jaxinfer.version_order import VersionOrder
 
 if TYPE_CHECKING:
+    from jaxinfer.async_engine import AsyncEngine
     from jaxinfer.engine import Engine
+    from jaxinfer.new_version import VersionSource
     from jaxinfer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 10.0
 WATCH_EVERY_S = 1.0
-TOKENIZER_THREADS = 2
 SILENT_PEER_MS = 120_000
 KEEP_ALIVE_S = 65  # longer than clients and balancers wait, so that they close first
+DEFAULT_CACHE = ".cache/jaxinfer"  # in the home folder, as the build has it
 FLUSH_S = 2.0  # at least, after the last stream has ended, for the last bytes to leave
 
 
@@ -83,6 +83,9 @@ class Built(Protocol):
     def summary(self) -> Mapping[str, Any]: ...
     @property
     def memory_bytes(self) -> Mapping[str, int]: ...
+    @property
+    def version_source(self) -> VersionSource | None: ...
+    def close(self) -> None: ...
     def compile_events(self) -> Mapping[str, int]: ...
 
 
@@ -157,7 +160,7 @@ class _Serving:
         self._complain = voice.complain
         self._start_s = time.monotonic()
         self._exit_code = EXIT_OK
-        self._builder: threading.Thread | None = None
+        self._work = LongWork()
         label = next(iter(settings.served_model_names), settings.engine.source.model)
         self._metrics = Metrics(label)
         self._state = ServerState(
@@ -184,7 +187,8 @@ class _Serving:
         )
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(self._run(config))
-        if self._builder is not None and self._builder.is_alive():
+        rollouts = self._state.rollouts
+        if self._work.is_busy or (rollouts is not None and rollouts.is_busy):
             # A compiler at work cannot be interrupted, and must not meet a dying interpreter.
             os._exit(self._exit_code)
         return self._exit_code
@@ -211,8 +215,9 @@ class _Serving:
             watch.cancel()
             if self._engine is not None:
                 await self._engine.close()
-            if self._state.model is not None:
-                self._state.model.close()
+            if self._state.rollouts is not None:
+                await self._state.rollouts.close()
+            await self._state.close()
 
     async def _load(self, server: uvicorn.Server) -> None:
         self._say(f"listening on {self._url()}")
@@ -221,39 +226,13 @@ class _Serving:
         if warning is not None:
             self._say(warning)
         try:
-            self._become_ready(await self._build_on_thread())
+            built = await self._work.run("build", lambda: self._build(self._note_progress))
+            self._become_ready(built)
         except Exception as error:
             log.debug("loading failed", exc_info=error)
             self._complain(one_line(error))
             self._exit_code = exit_code_of(error)
             server.should_exit = True
-
-    async def _build_on_thread(self) -> Built:
-        """On a daemon thread of its own: a signal while it compiles must not wait for it."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Built] = loop.create_future()
-
-        def finish(built: Built | None, error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                assert built is not None
-                done.set_result(built)
-
-        def work() -> None:
-            built, error = None, None
-            try:
-                built = self._build(self._note_progress)
-            except BaseException as raised:
-                error = raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(finish, built, error)
-
-        self._builder = threading.Thread(target=work, name="build", daemon=True)
-        self._builder.start()
-        return await done
 
     def _note_progress(self, text: str) -> None:
         """On the build's thread."""
@@ -262,33 +241,24 @@ class _Serving:
 
     def _become_ready(self, built: Built) -> None:
         settings = self._settings
-        scheduler = settings.engine.scheduler
-        window = BatchWindow(
-            settings.batch_wait_ms / 1000,
-            max_tokens=scheduler.max_num_batched_tokens,
-            max_seqs=scheduler.max_num_seqs,
-        )
-        self._engine = AsyncEngine(
-            built.engine,
-            observer=self._metrics,
+        serving = ModelServing(
+            settings.served_model_names or (built.model_name,),
+            tool_call_parser=settings.tool_call_parser,
+            scheduler=settings.engine.scheduler,
+            batch_wait_s=settings.batch_wait_ms / 1000,
             on_verdict=self._state.note_step,
-            window=window,
         )
+        self._engine = serving.engine(built.engine, self._metrics)
         self._engine.start()
-        template = built.tokenizer.chat_template
-        vocab_size = built.engine.vocab_size
-        trial = GrammarTrial(built.tokenizer, vocab_size)
-        served = ServedModel(
-            engine=self._engine,
-            tokenizer=built.tokenizer,
-            names=settings.served_model_names or (built.model_name,),
+        served = serving.model(
+            self._engine,
+            built.tokenizer,
+            version=built.version,
             root=settings.engine.source.model,
             max_model_len=built.max_model_len,
-            version=built.version,
-            defaults=usable_defaults(built.generation_config),
-            pool=ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer"),
-            tool_format=format_for(settings.tool_call_parser, template.source if template else ""),
-            guidance=Guidance(built.tokenizer, vocab_size, trial=trial),
+            vocab_size=built.engine.vocab_size,
+            generation_config=built.generation_config,
+            weights_bytes=built.memory_bytes.get("weights", 0),
         )
         seconds = time.monotonic() - self._start_s
         engine = self._engine
@@ -301,7 +271,7 @@ class _Serving:
             },
             memory_bytes=built.memory_bytes,
             startup_s={**built.summary.get("seconds", {}), "total": seconds},
-            pool_source=lambda: engine.pool_stats,
+            pool_source=lambda: self._state.pool_stats,
             compile_source=built.compile_events,
         )
         _spare_what_stays()
@@ -312,14 +282,42 @@ class _Serving:
             self._say(line)
         self._say(route_line())
         self._state.become_ready(served)
+        self._allow_rollouts(built, serving)
         self._say(f"READY {self._url()} serves {', '.join(served.names)}")
+
+    def _allow_rollouts(self, built: Built, serving: ModelServing) -> None:
+        settings, metrics = self._settings, self._metrics
+        log_file = RolloutLog(settings.rollout_log or self._default_rollout_log(built.model_name))
+        before = before_this_start(log_file.records(), built.version)
+        if before is not None:
+            log.warning("before this start: %s; it is %s that serves now", before, built.version)
+        rollouts = self._state.rollouts = Rollouts(
+            self._state,
+            VersionOrder(settings.engine.source),
+            source=built.version_source,
+            log=log_file,
+            make_engine=lambda core: serving.engine(core, metrics.for_engine()),
+            make_model=serving.version,
+            free_first=built.close,
+            before=before,
+            standby_s=settings.standby_s,
+        )
+        rollouts.start()
+
+    def _default_rollout_log(self, model_name: str) -> Path:
+        cache_dir = self._settings.engine.cache_dir
+        folder = Path(cache_dir or Path.home() / DEFAULT_CACHE).expanduser()
+        name = re.sub(r"[^\w.-]+", "-", model_name)
+        return folder / "rollouts" / f"{name}.jsonl"
 
     async def _drain(self, server: uvicorn.Server) -> None:
         timeout_s = self._settings.shutdown_timeout_s
         self._state.begin_drain(timeout_s)
+        if self._state.rollouts is not None:
+            self._state.rollouts.stop()
         if self._engine is not None:
-            self._say(f"draining: {self._engine.num_open} open requests, up to {timeout_s:g} s")
-            if not await self._engine.drain(timeout_s):
+            self._say(f"draining: {self._state.num_open} open requests, up to {timeout_s:g} s")
+            if not await self._state.drain_engines(timeout_s):
                 self._say("the shutdown timeout passed; the open requests were ended")
             deadline_s = max(self._state.drain_until_s or 0.0, time.monotonic() + FLUSH_S)
             while self._state.admission.num_open and time.monotonic() < deadline_s:
@@ -338,8 +336,9 @@ class _Serving:
         while True:
             await asyncio.sleep(STATUS_EVERY_S)
             growth.sample()
-            if self._engine is not None:
-                line = status.line(self._engine.pool_stats, time.monotonic())
+            pool = self._state.pool_stats
+            if pool is not None:
+                line = status.line(pool, time.monotonic())
                 if line is not None:
                     log.info(line)
 

@@ -26,9 +26,9 @@ def census(state: ServerState) -> dict[str, int]:
         "open files": _num_open_files(),
         "Python memory blocks": sys.getallocatedblocks(),
     }
-    if state.model is not None:
-        pool = state.model.engine.pool_stats
-        counts["open streams"] = state.model.engine.num_open
+    pool = state.pool_stats
+    if pool is not None:
+        counts["open streams"] = state.num_open
         counts["sequences"] = pool.num_running + pool.num_waiting
         counts["pages with content"] = pool.pages_used + pool.pages_cached
     return counts

@@ -18,9 +18,10 @@ KINDS = (*ALLOCATED, *(f"kv_{s}" for s in PAGE_STATES), "process", "host_rss", "
 class MemoryMetrics:
     """memory_bytes{kind}, of KINDS.
 
-    weights, programs and kv_pool are what was allocated at start; kv_used, kv_cached and kv_free
-    add up to kv_pool. `process` is the resident memory that is none of the first three: on a CPU
-    these are in it too, on a GPU they are not.
+    weights are those of all versions that are here. programs and kv_pool are what was allocated at
+    start; kv_used, kv_cached and kv_free are its parts, by the shares of all engines' pages.
+    `process` is the resident memory that is none of the first three: on a CPU these are in it too,
+    on a GPU they are not.
     """
 
     def __init__(self, make: MetricMaker):
@@ -30,6 +31,7 @@ class MemoryMetrics:
         )
         self._allocated: dict[str, int] = dict.fromkeys(ALLOCATED, 0)
         self._is_in_process = False
+        self.weights_bytes = 0  # of all versions that are here; 0: as at start
 
     def on_loaded(self, plan: Mapping[str, int]) -> None:
         """`plan`: bytes of each of ALLOCATED; on a CPU also of `process`, as it was before."""
@@ -39,9 +41,11 @@ class MemoryMetrics:
     def by_kind(self, pool: PoolStats | None) -> dict[str, int]:
         """All of KINDS, in bytes."""
         resident = resident_bytes()
-        inside = sum(self._allocated.values()) if self._is_in_process else 0
+        allocated = {**self._allocated}
+        allocated["weights"] = self.weights_bytes or allocated["weights"]
+        inside = sum(allocated.values()) if self._is_in_process else 0
         return {
-            **self._allocated,
+            **allocated,
             **self._of_pool(pool),
             "process": max(resident - inside, 0),
             "host_rss": resident,

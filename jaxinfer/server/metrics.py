@@ -1,12 +1,13 @@
 """Every Prometheus metric, and nothing but metrics.
 
 Names are vLLM's with the prefix `jaxinfer:`, so that its dashboards port by replacing the prefix.
-Labels hold only the served model's name and our own enums, never what a client sent: the number of
-series is fixed at start.
+Labels hold only the served model's name, our own enums and the versions that operators load, never
+what a client sent: but for those of versions, the number of series is fixed at start.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,10 +17,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from jaxinfer.scheduling.request import FinishReason
 from jaxinfer.server.admission import Admission
 from jaxinfer.server.engine_metrics import EngineMetrics
+from jaxinfer.server.engine_observer import EngineObserver
 from jaxinfer.server.memory_metrics import MemoryMetrics
 from jaxinfer.server.metric_maker import MetricMaker
 from jaxinfer.server.metrics_snapshot import snapshot
 from jaxinfer.server.queue_metrics import QueueMetrics
+from jaxinfer.server.served_versions import ServedVersions
+from jaxinfer.server.version_metrics import VersionMetrics
 from jaxinfer.stats import PoolStats, RequestStats, StepStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -32,6 +36,8 @@ REJECT_REASONS = (
 class Metrics:
     """Takes the facts of the engine (it is an `Observer`) and of the server, and renders them.
 
+    A further engine of the process has an observer of its own, from `for_engine`.
+
     Args:
         model_name: the one served name, the label of every metric.
         clock: seconds, for what is told of the last ones.
@@ -42,6 +48,10 @@ class Metrics:
         self._labels = {"model_name": model_name}
         make = MetricMaker(self.registry, self._labels)
         self._engine = EngineMetrics(make, clock=clock)
+        self._versions = VersionMetrics(self._labels)
+        self.registry.register(self._versions)
+        self._turn = threading.Lock()
+        self._first = self.for_engine()
         self._memory = MemoryMetrics(make)
         self._pool_source: Callable[[], PoolStats | None] = lambda: None
         self._compile_source: Callable[[], Mapping[str, int]] = dict
@@ -49,7 +59,7 @@ class Metrics:
             "startup_seconds", "Seconds from start to ready, by phase", "phase"
         )
         self._cache_config = make.info("cache_config", "How the KV pool was planned")
-        self._weights = make.info("weights_version", "The weights that answer")
+        self._weights = make.info("weights_version", "The weights of the stable version")
         self._growth_alarm = make.gauge(
             "memory_growth_alarm", "1 while memory keeps rising at equal load"
         )
@@ -73,23 +83,31 @@ class Metrics:
         """Since start, without padding."""
         return self._engine.tokens_computed
 
+    def for_engine(self) -> EngineObserver:
+        """For one more engine, whose numbers are added to those of the others."""
+        return EngineObserver(self._engine, self._versions, self._turn)
+
     def on_step(self, step: StepStats, pool: PoolStats) -> None:
-        self._engine.on_step(step, pool)
+        self._first.on_step(step, pool)
 
     def on_finish(self, stats: RequestStats, reason: FinishReason) -> None:
-        self._engine.on_finish(stats, reason)
+        self._first.on_finish(stats, reason)
 
     def on_retry(self, num_sequences: int) -> None:
-        self._engine.on_retry(num_sequences)
+        self._first.on_retry(num_sequences)
 
     def on_rebuild(self, duration_s: float) -> None:
-        self._engine.on_rebuild(duration_s)
+        self._first.on_rebuild(duration_s)
 
-    def on_first_token(self, ttft_s: float) -> None:
-        self._engine.on_first_token(ttft_s)
+    def on_first_token(self, ttft_s: float, version: str) -> None:
+        self._first.on_first_token(ttft_s, version)
 
-    def on_gap(self, gap_s: float, num_tokens: int) -> None:
-        self._engine.on_gap(gap_s, num_tokens)
+    def on_gap(self, gap_s: float, num_tokens: int, version: str) -> None:
+        self._first.on_gap(gap_s, num_tokens, version)
+
+    def on_failed_step(self, version: str) -> None:
+        """On the event loop."""
+        self._versions.on_failed_step(version)
 
     # ---- the server's facts
 
@@ -113,6 +131,10 @@ class Metrics:
         """Once: gauges by class, asked for at each scrape."""
         self.registry.register(QueueMetrics(admission, self._labels))
 
+    def watch_versions(self, versions: ServedVersions) -> None:
+        """Once: whose numbers are shown by version."""
+        self._versions.watch(versions)
+
     def on_loaded(
         self,
         *,
@@ -120,7 +142,7 @@ class Metrics:
         cache_config: Mapping[str, object],
         memory_bytes: Mapping[str, int],
         startup_s: Mapping[str, float],
-        pool_source: Callable[[], PoolStats],
+        pool_source: Callable[[], PoolStats | None],
         compile_source: Callable[[], Mapping[str, int]],
     ) -> None:
         """Once, when the model is ready.
@@ -129,7 +151,8 @@ class Metrics:
             cache_config: shown as labels of cache_config_info.
             memory_bytes: the plan, by kind.
             startup_s: seconds by phase; some pass side by side.
-            pool_source: asked at each scrape, so that the gauges are right also when no step runs.
+            pool_source: asked at each scrape, so that the gauges are right also when no step runs:
+                the pools of all engines together.
             compile_source: asked at each scrape: compilations so far by COMPILE_PHASES.
         """
         self._weights.info({"version": version})
@@ -144,7 +167,12 @@ class Metrics:
 
     def memory_by_kind(self) -> dict[str, int]:
         """Bytes now; see MemoryMetrics."""
+        self._memory.weights_bytes = self._versions.weights_bytes
         return self._memory.by_kind(self._pool_source())
+
+    def by_version(self) -> list[dict[str, Any]]:
+        """The numbers of each version that is here; see VersionMetrics."""
+        return self._versions.rows()
 
     def render(self) -> bytes:
         """The exposition text."""
@@ -159,4 +187,8 @@ class Metrics:
     def _refresh(self) -> None:
         pool = self._pool_source()
         self._engine.refresh(pool, self._compile_source())
+        self._memory.weights_bytes = self._versions.weights_bytes
         self._memory.refresh(pool)
+        stable = self._versions.stable
+        if stable is not None:
+            self._weights.info({"version": stable})

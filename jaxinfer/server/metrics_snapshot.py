@@ -1,6 +1,7 @@
 """The numbers of a registry as plain data, for the dashboard: the same as the exposition text has.
 
-Names come without prefix and without `_total`; the model's name, a label of all, is left out.
+Names come without prefix and without `_total`; the model's name, a label of all, is left out. What
+comes and goes with a version of the weights is told by VersionMetrics.rows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from prometheus_client.core import Metric
 
 from jaxinfer.server.metric_maker import PREFIX
 
+OF_VERSIONS = f"{PREFIX}version_"
+
 
 def snapshot(registry: CollectorRegistry) -> dict[str, Any]:
     """Name -> value; or label value -> value; or {bounds, counts, sum} of a histogram.
@@ -19,7 +22,11 @@ def snapshot(registry: CollectorRegistry) -> dict[str, Any]:
     `counts` are those between bounds, not cumulative, the last one above all bounds. Infos map
     their labels to texts.
     """
-    return {family.name.removeprefix(PREFIX): _family(family) for family in registry.collect()}
+    return {
+        family.name.removeprefix(PREFIX): _family(family)
+        for family in registry.collect()
+        if not family.name.startswith(OF_VERSIONS)
+    }
 
 
 def _family(family: Metric) -> Any:

@@ -20,6 +20,7 @@ from jaxinfer.server.edge import IS_ADMIN, KEY_DIGEST, Edge
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.replies import error_body, json_reply
 from jaxinfer.server.request_record import CURRENT, RequestRecord, trace_id_of
+from jaxinfer.server.served_versions import VERSION_HEADER
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 OPEN_PATHS = ("/health", "/ready")
@@ -37,7 +38,8 @@ _UNLESS_SET = (
 
 class RequestIds:
     """x-request-id on every answer: the client's own if short and printable, else a new one. Makes
-    the request's record, and adds the headers that every answer has.
+    the request's record, and adds the headers that every answer has, and x-jaxinfer-version where a
+    version of the weights was chosen.
     """
 
     def __init__(self, app: ASGIApp):
@@ -50,7 +52,8 @@ class RequestIds:
         given = Headers(scope=scope)
         theirs = given.get("x-request-id", "")
         request_id = theirs if _GOOD_ID.fullmatch(theirs) else uuid.uuid4().hex
-        CURRENT.set(RequestRecord(request_id, trace_id_of(given.get("traceparent", ""))))
+        record = RequestRecord(request_id, trace_id_of(given.get("traceparent", "")))
+        CURRENT.set(record)
         header = (b"x-request-id", request_id.encode("ascii"))
 
         async def send_with_id(message: Message) -> None:
@@ -58,6 +61,8 @@ class RequestIds:
                 own: list[tuple[bytes, bytes]] = message.get("headers", [])
                 names = {name for name, _ in own}
                 more = [pair for pair in _UNLESS_SET if pair[0] not in names]
+                if record.version is not None:
+                    more.append((VERSION_HEADER.encode("ascii"), record.version.encode("latin-1")))
                 message = {**message, "headers": [*own, header, *_ALWAYS, *more]}
             await send(message)
 

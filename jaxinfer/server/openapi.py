@@ -19,6 +19,7 @@ from jaxinfer.config import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
 from jaxinfer.server.middleware import ADMIN
 from jaxinfer.server.protocol import MAX_MESSAGES
 from jaxinfer.server.replies import ErrorBody
+from jaxinfer.server.served_versions import VERSION_HEADER
 from jaxinfer.version import __version__
 
 Json = dict[str, Any]
@@ -160,7 +161,8 @@ def _reply(operation: Operation) -> Json:
     if operation.event is not None:
         content["text/event-stream"] = {}  # 3.1 has no word for the form of events
         about += f"; a stream's events hold one {_name(operation.reply, operation.event)} each"
-    return {"description": about, "headers": _headers(), "content": content}
+    headers = _headers(None if operation.event is None else VERSION_HEADER)
+    return {"description": about, "headers": headers, "content": content}
 
 
 def _error(status: int) -> Json:

@@ -42,9 +42,8 @@ STATUS_OF: Mapping[type[JaxInferError], int] = {
 # Sent by clients, without meaning here.
 ACCEPTED_FIELDS = frozenset(
     (
-        *("user", "metadata", "store", "service_tier", "reasoning_effort"),
-        *("verbosity", "request_id", "safety_identifier", "prompt_cache_key"),
-        "prompt_cache_retention",
+        *("metadata", "store", "service_tier", "reasoning_effort", "verbosity"),
+        *("request_id", "safety_identifier", "prompt_cache_retention"),
     )
 )
 
@@ -98,6 +97,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | str | None = None  # of a class
     timeout: float | None = None  # seconds from arrival to the last token
     cache_salt: str | None = None
+    user: str | int | None = None  # calls of one stay on one version of the weights
+    prompt_cache_key: str | int | None = None  # the same, where there is no user
 
 
 class ChatRequest(SamplingFields, kw_only=True):

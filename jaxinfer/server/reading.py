@@ -16,6 +16,7 @@ from jaxinfer.server.writers import Writer
 if TYPE_CHECKING:
     from jaxinfer.outputs import RequestOutput
     from jaxinfer.request_stream import RequestStream
+    from jaxinfer.server.answered import Account
 
 
 class Reading:
@@ -35,6 +36,7 @@ class Reading:
     ):
         self.writer = writer
         self._on_tokens = on_tokens
+        self._account: Account | None = None
         self._stream = stream
         self._n = n
         self._failure: JaxInferError | None = None
@@ -58,7 +60,7 @@ class Reading:
         """
         if self._failure is not None:
             raise self._failure
-        outputs = await self._stream.read(timeout_s)
+        outputs = await self._read(timeout_s)
         if outputs is None:
             return None
         self._on_tokens(sum(len(output.token_ids) for output in outputs))
@@ -73,6 +75,24 @@ class Reading:
             raise self._failure
         return good
 
+    async def _read(self, timeout_s: float | None) -> tuple[RequestOutput, ...] | None:
+        try:
+            return await self._stream.read(timeout_s)
+        except JaxInferError as error:
+            self._failure = error
+            if self._account is not None:
+                self._account.fail(error)
+            raise
+
+    def tell(self, account: Account | None) -> None:
+        """From here on, of every output; None: nobody listens."""
+        self._account = account
+
+    def close(self) -> None:
+        """Nothing more is read: all has been, or something failed, or the client went away."""
+        if self._account is not None and self._failure is None:
+            self._account.leave()
+
     def note(self, arrival_s: float) -> None:
         """For the access log: what the call took and gave, and how it ended."""
         first_s = self._first_token_s
@@ -85,6 +105,8 @@ class Reading:
         )
 
     def _note_end(self, output: RequestOutput) -> None:
+        if self._account is not None:
+            self._account.take(output)
         if output.finish_reason is not None:
             self._ends.add(output.finish_reason)
         if output.stats is not None and output.stats.first_token_s is not None:

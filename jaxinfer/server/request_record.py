@@ -25,6 +25,7 @@ class RequestRecord:
     request_id: str
     trace_id: str | None = None
     facts: dict[str, Fact] = field(default_factory=dict[str, Fact])
+    version: str | None = None  # of the weights, once one is chosen
 
     def ids(self) -> dict[str, str]:
         """The ids that a log line carries."""
@@ -40,6 +41,13 @@ def note(**facts: Fact | None) -> None:
     record = CURRENT.get()
     if record is not None:
         record.facts.update({name: fact for name, fact in facts.items() if fact is not None})
+
+
+def note_version(version: str) -> None:
+    """The weights that answer the request: for the log, and for the header of the reply."""
+    record = CURRENT.get()
+    if record is not None:
+        record.version = record.facts["version"] = version
 
 
 def trace_id_of(traceparent: str) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -47,10 +48,12 @@ from jaxinfer.server.replies import (
     error_reply,
     json_reply,
 )
+from jaxinfer.server.request_record import note_version
 from jaxinfer.server.served_model import ServedModel
 from jaxinfer.server.state import ServerState
 from jaxinfer.server.tool_fields import check_tools
 from jaxinfer.server.tool_use import check_template
+from jaxinfer.server.version_wish import VersionWish
 from jaxinfer.version import __version__
 
 # Asked for by real clients; an answer that says so beats "unknown route".
@@ -154,12 +157,18 @@ class _Routes:
         return json_reply(VersionReply(__version__))
 
     async def models(self, request: Request) -> Response:
-        served = self._state.served()
-        return json_reply(ModelList([_card(served, name) for name in served.names]))
+        served, models = self._state.served(), self._state.versions.all
+        cards = [_card(served, name) for name in served.names]
+        if len(models) > 1:
+            cards += [_card(m, f"{name}@{m.version}") for m in models for name in m.names]
+        return json_reply(ModelList(cards))
 
     async def model(self, request: Request) -> Response:
-        served = self._state.served()
-        return json_reply(_card(served, served.check_name(request.path_params["name"])))
+        name: str = request.path_params["name"]
+        wish = VersionWish.read(Headers(), name, self._state.served().names)
+        served = wish.choose(self._state.versions)
+        served.check_name(wish.name)
+        return json_reply(_card(served, name))
 
     async def abort_request(self, request: Request) -> Response:
         """Ends calls of the same key, in any phase; needs no room, and works while draining.
@@ -187,12 +196,18 @@ class _Routes:
         make: Callable[[ServedModel, ForTokenizer], msgspec.Struct],
     ) -> Response:
         """The reply that `make` gives; made and encoded on a thread of the pool."""
-        served = self._state.served()
+        stable = self._state.served()
+        versions = self._state.versions
         with self._state.admission.acquire():
             body = await read_body(request.scope, request.receive, self._state.limits) or b""
-            wire, _ = await served.for_body(body, lambda: parse(body, kind))
-            served.check_name(wire.model)
-            return await served.off_loop(lambda: json_reply(make(served, wire)))
+            with versions.call(stable):
+                wire, _ = await stable.for_body(body, lambda: parse(body, kind))
+            wish = VersionWish.read(request.headers, wire.model, stable.names)
+            served = wish.choose(versions)
+            served.check_name(wish.name)
+            note_version(served.version)
+            with versions.call(served):
+                return await served.off_loop(lambda: json_reply(make(served, wire)))
 
 
 def exception_handlers(

@@ -44,6 +44,7 @@ class ServedModel:
     guidance: Guidance  # what compiles grammars
     tool_format: ToolFormat | None = None  # how the model writes calls; None: it is not known
     created: int = field(default_factory=lambda: int(time.time()))
+    weights_bytes: int = 0  # on the device
     grammar_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def check_name(self, name: str | None) -> str:
@@ -78,5 +79,6 @@ class ServedModel:
         return await loop.run_in_executor(self.grammar_pool, work)
 
     def close(self) -> None:
+        """Ends its threads. Not while another model has the same."""
         self.grammar_pool.shutdown(wait=False, cancel_futures=True)
         self.pool.shutdown(wait=False, cancel_futures=True)

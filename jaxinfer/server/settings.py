@@ -42,6 +42,8 @@ class ServeSettings:
     classes: PriorityClasses
     batch_wait_ms: float
     shutdown_timeout_s: float
+    rollout_log: Path | None  # None: in the cache folder
+    standby_s: float
     memory_watch_window_s: float
     memory_watch_rise_bytes: int
     compile_only: bool

@@ -40,7 +40,7 @@ class StatusLine:
         self.last_s = now_s
         if not (computed or pool.num_running or pool.num_waiting):
             return None
-        hit_share = f"{hits / queries:.0%}" if queries else "-"
+        hit_share = f"{hits / queries:.0%}" if queries > 0 else "-"
         return (
             f"prompt {max(computed - sampled, 0) / seconds:.1f} tok/s, "
             f"generation {sampled / seconds:.1f} tok/s, "

@@ -25,6 +25,7 @@ DISTURBANCES = frozenset(
         *("fail dispatch", "fail read", "lose pool"),
     )
 )
+SHARES = frozenset(("new version", "equal shares"))
 PAUSES = frozenset(("pause", "resume"))
 
 
@@ -68,6 +69,8 @@ class Plan:
             yield from self._if_planned("expire")
         if world.version == "v1" and 0 < len(submitted) < len(self.requests):
             yield from self._if_planned("new version")
+        if world.shares:
+            yield from self._if_planned("equal shares")
 
     def apply(self, world: World, event: Event) -> bool:
         """Returns: False for a `schedule` that found nothing to run."""
@@ -96,6 +99,8 @@ class Plan:
             world.scheduler.resume(event[1])
         elif name == "expire":
             world.expire()
+        elif name == "equal shares":
+            world.share_equally()
         else:
             world.version = "v2"
         return True

@@ -5,16 +5,17 @@ A patch changes what the production code does and nothing of the tests' own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxinfer.scheduling import prefix_index, scheduler
+from jaxinfer.scheduling import prefix_index, scheduler, version_turns
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.prefix_index import PrefixIndex
+from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.retries import Retries
 from jaxinfer.scheduling.running import Running
 from jaxinfer.scheduling.running_table import RunningTable
@@ -24,7 +25,7 @@ from jaxinfer.scheduling.sequence import Sequence, Status
 from jaxinfer.scheduling.sequence_heap import SequenceHeap
 from jaxinfer.scheduling.steps_under_way import StepsUnderWay
 from jaxinfer.scheduling.version_turns import VersionTurns
-from tests.scheduling.plans import COLLIDING, SETUP
+from tests.scheduling.plans import CANARY, COLLIDING, LONG, LONG_ANSWERS, SETUP
 from tests.scheduling.world import Setup
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -44,16 +45,23 @@ class Fault:
     caught_by: str
     events: tuple[str, ...] = ()
     setup: Setup = SETUP
+    requests: tuple[Request, ...] = LONG
 
 
+ROOMY = replace(CANARY, num_pages=12)
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(caught_by: str, *events: str, setup: Setup = SETUP) -> Callable[[Patch], Patch]:
+def fault(
+    caught_by: str,
+    *events: str,
+    setup: Setup = SETUP,
+    requests: tuple[Request, ...] = LONG,
+) -> Callable[[Patch], Patch]:
     """Enters a patch in FAULTS under its name."""
 
     def enter(patch: Patch) -> Patch:
-        FAULTS[patch.__name__] = Fault(patch, caught_by, events, setup)
+        FAULTS[patch.__name__] = Fault(patch, caught_by, events, setup, requests)
         return patch
 
     return enter
@@ -346,6 +354,38 @@ def two_versions_share_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 @fault("law: versions take turns", "new version")
 def a_version_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VersionTurns, "take", lambda self, version: None)
+
+
+@fault("law: steps are given by shares", "new version", setup=CANARY)
+def shares_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VersionTurns, "set_shares", lambda self, shares: None)
+
+
+@fault("law: steps are given by shares", "new version", setup=CANARY)
+def one_that_comes_anew_has_its_turn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = VersionTurns.order
+
+    def order_anew(self: VersionTurns, waiting: str | None) -> list[str]:
+        if waiting is not None and waiting not in self._leads:
+            self._leads[waiting] = self._last_turn[waiting] = 0
+        return order(self, waiting)
+
+    monkeypatch.setattr(VersionTurns, "order", order_anew)
+
+
+@fault("law: a small share is not starved", "new version", setup=ROOMY, requests=LONG_ANSWERS)
+def the_wait_of_a_small_share_has_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version_turns, "MAX_APART", 1000)
+
+
+@fault(
+    "law: versions take turns", "new version", "equal shares", setup=CANARY, requests=LONG_ANSWERS
+)
+def a_dropped_share_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_more(self: VersionTurns, shares: Mapping[str, float]) -> None:
+        self._shares |= shares
+
+    monkeypatch.setattr(VersionTurns, "set_shares", set_more)
 
 
 @fault("assert sorted(s for some in seats for s in some) == sorted(s.seat for s in sequences)")

@@ -26,6 +26,7 @@ def same_digest(parent: bytes, tokens: bytes) -> bytes:
 
 SETUP = Setup(num_pages=6, page_size=2, max_num_seqs=3, max_num_batched_tokens=3, max_model_len=12)
 TIGHT = replace(SETUP, num_pages=4, max_num_seqs=2, max_num_batched_tokens=4)
+CANARY = replace(SETUP, shares=(("v1", 0.99), ("v2", 0.01)))
 COLLIDING = replace(SETUP, digest=same_digest)
 SHORT = (
     request("a", (1, 2, 3, 4, 5, 6), 2),
@@ -37,6 +38,7 @@ LONG = (
     replace(request("b", (1, 2, 3, 4), 4), queue_deadline_s=10.0),
     replace(request("c", (6, 5), 3, priority=-1), deadline_s=10.0),
 )
+LONG_ANSWERS = (request("a", (1, 2), 7), request("b", (6, 5, 1), 7))
 CLASSES = (
     replace(request("a", (1, 2, 3, 4, 5), 3, priority=1), queue_deadline_s=5.0),
     request("b", (1, 2, 3, 4), 3),

@@ -32,13 +32,15 @@ def state_key(world: World) -> int:
     live = sorted(world.live, key=lambda s: s.rank)
     by_deadline = [s for s in live if s.request.deadline_s is not None]
     turns = scheduler._turns
-    last_turns = sorted({*turns._last_turn.values(), turns._num_turns, turns._num_turns - 1})
+    num_turns, last_turns = turns._num_turns, sorted(turns._last_turn.values())
     return hash(
         (
             tuple(world.sequences),
             world.version,
             world.now,
             tuple(world.passed.items()),
+            tuple(world.shares.items()),
+            tuple(world.since.items()),
             named(live),
             tuple([_sequence_key(s, page_name) for s in live]),
             tuple([page_name(page) for page in pool._cached]),
@@ -48,7 +50,8 @@ def state_key(world: World) -> int:
             _formation_key(scheduler, named),
             tuple(turns.num_running),
             tuple([(v, last_turns.index(turn)) for v, turn in turns._last_turn.items()]),
-            last_turns.index(turns._num_turns),
+            tuple([num_turns - turn for turn in turns._last_turn.values() if turn > num_turns - 4]),
+            tuple(turns._leads.items()),
         )
     )
 

@@ -9,6 +9,7 @@ import pytest
 from tests.scheduling.exploration import (
     DISTURBANCES,
     PAUSES,
+    SHARES,
     Edge,
     Exploration,
     Explorer,
@@ -19,7 +20,16 @@ from tests.scheduling.exploration import (
     check_no_circle,
     runs_to_the_end,
 )
-from tests.scheduling.plans import CLASSES, LONG, SETUP, SHORT, TIGHT, same_digest
+from tests.scheduling.plans import (
+    CANARY,
+    CLASSES,
+    LONG,
+    LONG_ANSWERS,
+    SETUP,
+    SHORT,
+    TIGHT,
+    same_digest,
+)
 
 FOUR = replace(SETUP, max_num_batched_tokens=4)
 FAILURES = frozenset({"fail dispatch", "fail read", "lose pool"})
@@ -75,6 +85,14 @@ def test_with_two_versions_of_the_weights_too():
         assert longest.num_preemptions <= 2
 
 
+def test_with_a_canary_of_one_percent_until_shares_are_equal_again():
+    setup = replace(CANARY, num_pages=5, max_num_batched_tokens=4)
+    found = explored(Plan(setup, LONG_ANSWERS, SHARES), at_least=1_500)
+    for longest in longest_runs(found):
+        assert longest.num_events <= 30
+        assert longest.num_preemptions <= 1
+
+
 def test_with_readers_that_fall_behind_and_catch_up_too():
     found = explored(Plan(replace(FOUR, num_pages=4), SHORT[:2], PAUSES), at_least=1_500)
     for longest in longest_runs(found):
@@ -112,6 +130,14 @@ def test_two_retries_of_steps_that_fail_and_pools_that_are_lost():
     found = explored(Plan(replace(FOUR, max_retries=2), SHORT, FAILURES), at_least=20_000)
     for longest in longest_runs(found):
         assert longest.num_events <= 13
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_canary_in_three_requests_of_two_classes():
+    found = explored(Plan(replace(CANARY, max_num_batched_tokens=4), SHORT, SHARES), at_least=5_000)
+    for longest in longest_runs(found):
+        assert longest.num_events <= 16
 
 
 @pytest.mark.slow

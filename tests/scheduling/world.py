@@ -24,6 +24,7 @@ from jaxinfer.scheduling.sequence import Sequence, Status
 from tests.scheduling.ghosts import GhostDevice, law, solo
 
 MAX_UNDER_WAY = 2
+MAX_APART = 4  # steps of others between two of a version, by the promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Setup:
     max_model_len: int
     num_versions: int = 2  # of weights, that there may be at a time
     max_retries: int = 1
+    shares: tuple[tuple[str, float], ...] = ()  # of versions; none: equal ones
     enable_prefix_caching: bool = True
     digest: Callable[[bytes, bytes], bytes] = page_digest
 
@@ -67,7 +69,8 @@ class World:
     """Everything that a scheduler's future depends on, and nothing outside it: it can be pickled.
 
     `passed` counts, for each weights version, steps in a row that went to another one while it
-    could have run. `num_preemptions` and `num_steps` only count.
+    could have run; `since`, unless shares are equal, steps since its own last one or since it has
+    work. `num_preemptions` and `num_steps` only count.
     """
 
     def __init__(self, setup: Setup):
@@ -81,7 +84,10 @@ class World:
         self.flights: deque[Flight] = deque()
         self.version = "v1"
         self.now = 0.0
+        self.shares = dict(setup.shares)
+        self.scheduler.set_shares(self.shares)
         self.passed: dict[str, int] = {}
+        self.since: dict[str, int] = {}
         self.num_steps = 0
         self.num_preemptions = 0
 
@@ -170,12 +176,20 @@ class World:
         self._check_hopeless(hopeless, trial)
         self.flights.clear()
         self.passed.clear()
+        self.since.clear()
         self.device = GhostDevice(self.setup.num_pages, self.setup.page_size)
         self.scheduler = self.setup.scheduler()
+        self.scheduler.set_shares(self.shares)
         for sequence in self.live:
             sequence.begin_again(sequence.num_output_tokens)
         self.scheduler.take_over(self.live, before)
         self._fail(hopeless)
+
+    def share_equally(self) -> None:
+        self.scheduler.set_shares({})
+        self.shares.clear()
+        self.since.clear()
+        self.passed.clear()
 
     def abort(self, request_id: str) -> None:
         lived = [s for s in self.sequences[request_id] if _is_live(s)]
@@ -348,10 +362,19 @@ class World:
         return ready
 
     def _check_turn(self, scheduled: Scheduled, ready: set[str]) -> None:
-        ready.discard(scheduled.batch.version)
+        version = scheduled.batch.version
+        ready.discard(version)
         self.passed = {version: self.passed.get(version, 0) + 1 for version in sorted(ready)}
         longest = max(self.passed.values(), default=0)
-        law(longest < self.num_versions, "versions take turns")
+        if not self.shares:
+            law(longest < self.num_versions, "versions take turns")
+            return
+        law(longest <= MAX_APART, "a small share is not starved")
+        largest = max((self.shares.get(v, 1.0) for v in ready), default=0.0)
+        ratio = min(largest / self.shares.get(version, 1.0), MAX_APART)
+        law(self.since.get(version, 0) >= int(ratio) - 1, "steps are given by shares")
+        versions = {s.version for s in self.live} - {version}
+        self.since = {v: min(self.since.get(v, 0) + 1, MAX_APART) for v in sorted(versions)}
 
     def _retry(self, scheduled: Scheduled, lost: Iterable[Sequence] = ()) -> None:
         """A step has failed: who was in it begins again, or ends."""

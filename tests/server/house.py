@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -44,6 +45,7 @@ from jaxinfer.server.served_model import ServedModel
 from jaxinfer.server.state import Limits, ServerState
 from jaxinfer.server.tool_calls.formats import format_for
 from jaxinfer.tokenizer import Tokenizer
+from jaxinfer.versions import ModelVersion
 from tests.fakes import next_admitted
 
 TEMPLATE = (
@@ -54,6 +56,7 @@ TEMPLATE = (
 EOS = "<|end|>"
 MODEL = "letters"
 MAX_MODEL_LEN = 256
+Result = TypeVar("Result")
 
 
 def letter_tokenizer(template: str = TEMPLATE, marks: Sequence[str] = ()) -> Tokenizer:
@@ -80,6 +83,9 @@ def letter_tokenizer(template: str = TEMPLATE, marks: Sequence[str] = ()) -> Tok
 class CountingRunner:
     """A `Runner`. `step_s` slows it, `fail_with` makes steps fail, `gate` holds them, `script` is
     what every sequence says (None: it counts).
+
+    Of single versions: `shifts` says how many letters are left out between two (none, where it is
+    not there), `failing` what their steps fail with, `not_numbers` whose logits are none.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -92,6 +98,10 @@ class CountingRunner:
         self.script_begins = 0  # tokens of the prompt that is answered by it
         self.num_rebuilds = 0
         self.dropped: list[str] = []  # versions
+        self.shifts: dict[str, int] = {}
+        self.failing: dict[str, BaseException] = {}
+        self.not_numbers: set[str] = set()
+        self._ends = tokenizer.eos_token_ids
         self._newest: dict[int, int] = {}  # seat -> the last token drawn there
         self._blanks = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)  # not said in a grammar
         for token_id in tokenizer.encode(" \t\r\n"):
@@ -107,8 +117,11 @@ class CountingRunner:
         self.num_steps += 1
         if self.fail_with is not None:
             raise self.fail_with
+        if pending.version in self.failing:
+            raise self.failing[pending.version]
         last = self._sampled(pending)
-        token_ids = np.array([self._next[i] for i in last], np.int32)
+        shift = self.shifts.get(pending.version, 0)
+        token_ids = np.array([self._follower(i, shift) for i in last], np.int32)
         penalties = pending.sampling.penalties
         if penalties is not None and penalties.mask is not None:
             for row, mask in enumerate(penalties.mask[: len(last)]):
@@ -121,7 +134,16 @@ class CountingRunner:
         self._newest |= dict(zip(seats, token_ids.tolist(), strict=True))
         top_ids = (token_ids[:, None] + np.arange(20, dtype=np.int32)) % len(self._next)
         top_logprobs = np.tile(-0.5 - np.arange(20, dtype=np.float32), (len(last), 1))
-        return StepResult(token_ids, np.full(len(last), -0.5, np.float32), top_ids, top_logprobs)
+        logprob = np.nan if pending.version in self.not_numbers else -0.5
+        logprobs = np.full(len(last), logprob, np.float32)
+        return StepResult(token_ids, logprobs, top_ids, top_logprobs)
+
+    def _follower(self, token_id: int, shift: int) -> int:
+        """An end is never left out."""
+        token_id = self._next[token_id]
+        for _ in range(shift):
+            token_id = token_id if token_id in self._ends else self._next[token_id]
+        return token_id
 
     def scripted(self, position: int) -> int:
         """Draws that nobody reads come before the script, in a prompt's parts, and behind it."""
@@ -165,6 +187,7 @@ class House:
     core: Engine
     loop: asyncio.AbstractEventLoop
     tokenizer: Tokenizer
+    runners: dict[str, CountingRunner] = field(default_factory=dict[str, CountingRunner])
     client: httpx.Client = field(default_factory=httpx.Client)
 
     @property
@@ -192,6 +215,73 @@ class House:
         end = min(self.tokenizer.eos_token_ids)
         self.runner.script = None if text is None else [*self.tokenizer.encode(text), end]
 
+    def on_loop(self, work: Callable[[], Result]) -> Result:
+        """Runs it where the server's state lives."""
+
+        async def run() -> Result:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+
+    def add_version(self, name: str, *, shift: int = 1, share: float | None = None) -> ServedModel:
+        """Another version in the same engine, which leaves `shift` letters out between two.
+
+        Args:
+            share: it is tried out on so many of the calls; None: only who names it gets it.
+        """
+        found = ModelVersion(name, self.tokenizer, self.tokenizer.eos_token_ids)
+        self.runner.shifts[name] = shift
+        adding = self.engine.change(lambda engine: engine.add_version(found))
+        asyncio.run_coroutine_threadsafe(adding, self.loop).result(10)
+        assert self.state.model is not None
+        model = dataclasses.replace(self.state.model, version=name, root=f"tests/{name}")
+        return self._take_in(model, share)
+
+    def add_engine(
+        self,
+        name: str,
+        *,
+        shift: int = 1,
+        share: float | None = None,
+        marks: Sequence[str] = ("<|more|>",),
+        **options: Any,
+    ) -> ServedModel:
+        """Another version with an engine and a runner of its own, and further control tokens.
+
+        Args: shift, share: as of `add_version`. options: of make_engine.
+        """
+        core, runner, _, tokenizer = make_engine(version=name, marks=marks, **options)
+        runner.shifts[name] = shift
+        self.runners[name] = runner
+
+        def start() -> ServedModel:
+            engine = AsyncEngine(
+                core,
+                observer=self.state.metrics.for_engine(),
+                on_verdict=self.state.note_step,
+            )
+            engine.start()
+            assert self.state.model is not None
+            return dataclasses.replace(
+                self.state.model,
+                engine=engine,
+                tokenizer=tokenizer,
+                version=name,
+                root=f"tests/{name}",
+                guidance=Guidance(tokenizer, tokenizer.vocab_size),
+            )
+
+        return self._take_in(self.on_loop(start), share)
+
+    def _take_in(self, model: ServedModel, share: float | None) -> ServedModel:
+        def take_in() -> None:
+            self.state.versions.add(model)
+            if share is not None:
+                self.state.versions.try_out(model.version, share)
+
+        self.on_loop(take_in)
+        return model
+
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
         lines = self.get("/metrics").text.splitlines()
@@ -209,19 +299,23 @@ class House:
         """Nothing runs or waits, and every page is free or cached."""
         self.wait_until(
             lambda: (
-                self.engine.num_open == 0
-                and self.state.admission.num_open == 0
-                and self.engine.pool_stats.num_running == 0
-                and self.engine.pool_stats.num_waiting == 0
-                and self.engine.pool_stats.pages_used == 0
+                self.state.admission.num_open == 0
+                and all(map(is_idle, {self.engine, *self.state.engines}))
             ),
             seconds,
         )
         self.scheduler.check_integrity()
 
 
+def is_idle(engine: AsyncEngine) -> bool:
+    """Nothing runs or waits, and every page is free or cached."""
+    pool = engine.pool_stats
+    return not (engine.num_open or pool.num_running or pool.num_waiting or pool.pages_used)
+
+
 def make_engine(
     *,
+    version: str = "v1",
     num_pages: int = 64,
     max_num_seqs: int = 8,
     max_model_len: int = MAX_MODEL_LEN,
@@ -248,7 +342,7 @@ def make_engine(
         runner=runner,
         make_scheduler=lambda: Scheduler(config, PagePool(num_pages, 8), buckets),
         tokenizer=tokenizer,
-        version="v1",
+        version=version,
         vocab_size=tokenizer.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
         random_seed=lambda: 1,
@@ -291,6 +385,7 @@ def open_house(
     listener = bind("127.0.0.1", 0)
     if send_buffer is not None:  # bytes; accepted connections inherit it
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    others: dict[str, CountingRunner] = {}  # of further engines
     started: list[tuple[AsyncEngine, asyncio.AbstractEventLoop]] = []
     server = _PromptServer(
         uvicorn.Config(
@@ -328,6 +423,7 @@ def open_house(
             root="tests/letters",
             max_model_len=engine_options.get("max_model_len", MAX_MODEL_LEN),
             version="v1",
+            weights_bytes=1000,
             defaults=defaults or {},
             pool=pool,
             tool_format=format_for("auto", engine_options.get("template", TEMPLATE)),
@@ -339,7 +435,7 @@ def open_house(
                 cache_config={"page_size": 8},
                 memory_bytes={"weights": 1000},
                 startup_s={"load": 0.5},
-                pool_source=lambda: engine.pool_stats,
+                pool_source=lambda: state.pool_stats,
                 compile_source=lambda: {"startup": 1, "serving": 0},
             )
             state.become_ready(served)
@@ -347,7 +443,9 @@ def open_house(
         try:
             await server.serve(sockets=[listener])
         finally:
-            runner.gate.set()
+            for one in (runner, *others.values()):
+                one.gate.set()
+            await state.close()
             await engine.close()
             served.close()
 
@@ -359,7 +457,7 @@ def open_house(
     engine, loop = started[0]
     host, port = listener.getsockname()[:2]
     url = f"http://{host}:{port}"
-    house = House(url, state, engine, runner, core, loop, own_tokenizer)
+    house = House(url, state, engine, runner, core, loop, own_tokenizer, others)
     try:
         yield house
     finally:

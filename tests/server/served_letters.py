@@ -42,6 +42,8 @@ def main(step_s: float, kind: str, argv: list[str]) -> int:
             max_model_len=MAX_MODEL_LEN,
             version="v1",
             generation_config=None if kind == "unready" else {"temperature": 0.5, "top_p": 7},
+            version_source=None,
+            close=lambda: None,
             memory_bytes={"weights": 1000, "kv_pool": 2000},
             compile_events=lambda: {"startup": 3, "serving": 0},
             summary={

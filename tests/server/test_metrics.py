@@ -139,8 +139,8 @@ def test_a_request_that_never_ran_has_no_prefill_time():
 
 def test_a_gap_of_several_tokens_counts_for_each():
     metrics = Metrics("m")
-    metrics.on_gap(0.03, 3)
-    metrics.on_first_token(0.2)
+    metrics.on_gap(0.03, 3, "v1")
+    metrics.on_first_token(0.2, "v1")
     found = samples(metrics)
     assert found["inter_token_latency_seconds_count"] == 3
     assert found["inter_token_latency_seconds_sum"] == pytest.approx(0.03)

@@ -141,6 +141,8 @@ EXAMPLES = {
     "breaker-threshold": "3",
     "breaker-open-s": "2.5",
     "shutdown-timeout": "7",
+    "rollout-log": "rollouts.jsonl",
+    "standby-s": "60",
     "memory-watch-window": "900",
     "memory-watch-rise": "8MiB",
     "compile-only": "true",

@@ -1,0 +1,126 @@
+"""How the requests of a canary end, beside those of the stable version.
+
+Each is compared with one of the stable version that ended about then. Who got which version was
+drawn by a hash, so that under the null either of a pair could have been the canary's; for that,
+
+- requests that began before the stage are left out, of both versions: at first only short ones of
+  the canary's have ended, but long ones of the other's, too;
+- a key that chose the version counts once per stage where answers are judged: the hash drew users
+  and conversations, not their requests, and one with a habit of its own is one observation;
+- what a client ended is left out.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jaxinfer.canary.facts import RequestFacts
+from jaxinfer.canary.guard import Guard
+from jaxinfer.canary.pairing import Pairing
+from jaxinfer.canary.signal import Signal, difference, rank
+from jaxinfer.scheduling.request import FinishReason
+
+MAX_FAILING = 0.4  # share of its requests that may fail, whatever the stable version does
+MAX_DEADLINE_INCREASE = 0.1  # of the share of requests that end at their deadline
+INCIDENT_S = 0.05  # failures of the canary that are nearer to each other count as one
+MAX_KEYS = 4096  # of a version and stage that are remembered; beyond, the first may count again
+ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class RequestSignals:
+    """Those that are on; failures and deadlines always are.
+
+    Of failures, a pair says something if just one of it failed: as often the canary's as the
+    other's, under the null. Without a stable version's request there is no pair, so a second
+    signal looks at the canary alone.
+    """
+
+    def __init__(self, guard: Guard):
+        self._failed = Signal("failed_requests", "share", 0.5)
+        self._failing = Signal("failing", "share", MAX_FAILING)
+        self._deadlines = Signal("deadlines", "share", 0.5 + MAX_DEADLINE_INCREASE / 2)
+        self._length: Signal | None = None
+        self._repetition: Signal | None = None
+        self._cut: Signal | None = None
+        if guard.max_length_rank is not None:
+            self._length = Signal(
+                "output_length", "tokens", guard.max_length_rank, is_two_sided=True
+            )
+        if guard.max_repetition_rank is not None:
+            self._repetition = Signal("repetition", "share", guard.max_repetition_rank)
+        if guard.max_cut_increase is not None:
+            self._cut = Signal("cut_answers", "share", 0.5 + guard.max_cut_increase / 2)
+        quality = (self._length, self._repetition, self._cut)
+        self.all = (
+            self._failed,
+            self._failing,
+            self._deadlines,
+            *(signal for signal in quality if signal),
+        )
+        self._outcomes = Pairing[FinishReason]()
+        self._answers = Pairing[RequestFacts]()
+        self._last_failed_s = self._since_s = -math.inf
+        self._counted: dict[bool, dict[str, None]] = {True: {}, False: {}}  # keys, oldest first
+
+    def begin_stage(self, now: float) -> None:
+        """Other keys than before may get the canary."""
+        self._since_s = now
+        self._counted = {True: {}, False: {}}
+        self._outcomes.forget()
+        self._answers.forget()
+
+    def note(self, facts: RequestFacts, now: float, *, is_canary: bool) -> None:
+        if facts.finish is FinishReason.ABORT:
+            return
+        if facts.finish is FinishReason.ERROR and is_canary:
+            if now - self._last_failed_s < INCIDENT_S:
+                return
+            self._last_failed_s = now
+        if is_canary:
+            self._failing.see(facts.finish is FinishReason.ERROR)
+            self._failing.bet(facts.finish is FinishReason.ERROR)
+        if facts.e2e_s is not None and now - facts.e2e_s < self._since_s:
+            return
+        self._note_outcome(facts.finish, is_canary=is_canary)
+        if facts.finish in ANSWERED and _is_new(facts.key, self._counted[is_canary]):
+            self._note_answer(facts, is_canary=is_canary)
+
+    def _note_outcome(self, finish: FinishReason, *, is_canary: bool) -> None:
+        pair = self._outcomes.note(finish, is_canary=is_canary)
+        if pair is None:
+            return
+        failed = [finish is FinishReason.ERROR for finish in pair]
+        self._failed.see(*failed)
+        if failed[0] != failed[1]:
+            self._failed.bet(failed[0])
+        late = [finish is FinishReason.TIMEOUT for finish in pair]
+        self._deadlines.see(*late)
+        self._deadlines.bet(difference(*late))
+
+    def _note_answer(self, facts: RequestFacts, *, is_canary: bool) -> None:
+        pair = self._answers.note(facts, is_canary=is_canary)
+        if pair is None:
+            return
+        canary, stable = pair
+        if self._length:
+            self._length.see(canary.num_output_tokens, stable.num_output_tokens)
+            self._length.bet(rank(canary.num_output_tokens, stable.num_output_tokens))
+        if self._repetition:
+            self._repetition.see(canary.repetition, stable.repetition)
+            self._repetition.bet(rank(canary.repetition, stable.repetition))
+        if self._cut:
+            cut = [answer.finish is FinishReason.LENGTH for answer in pair]
+            self._cut.see(*cut)
+            self._cut.bet(difference(*cut))
+
+
+def _is_new(key: str, counted: dict[str, None]) -> bool:
+    """Whether it is not among them; it is then."""
+    if not key:
+        return True
+    if key in counted:
+        return False
+    if len(counted) >= MAX_KEYS:
+        del counted[next(iter(counted))]
+    counted[key] = None
+    return True

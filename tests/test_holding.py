@@ -1,0 +1,114 @@
+"""An engine that stands still for a while: nobody is refused, and nothing touches it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from jaxinfer.errors import EngineFailure, Unavailable
+from jaxinfer.scheduling.request import FinishReason
+from tests.fakes import greedy_continuation
+from tests.test_async_engine import PROMPT, request, run, running, tokens_of, until
+
+
+def test_what_lives_ends_before_the_engine_stands_still_and_what_comes_waits():
+    async def scenario() -> None:
+        async with running(lambda _: time.sleep(0.001)) as engine:
+            first = engine.submit(request("first", max_tokens=50))
+            await first.accepted()
+            core = await engine.hold(5)
+            assert core.is_still
+            assert await tokens_of(first) == greedy_continuation(PROMPT, 50)
+            steps: list[object] = []
+            waits = engine.submit(request("waits"))
+            asked = asyncio.create_task(engine.change(lambda c: steps.append(c)))
+            assert await waits.read(0.02) == ()
+            assert engine.seconds_in_turn == 0.0
+            assert core.is_still
+            assert not steps
+            engine.release()
+            assert await tokens_of(waits) == greedy_continuation(PROMPT, 5)
+            await asked
+            assert steps == [core]
+
+    run(scenario)
+
+
+def test_a_hold_that_takes_too_long_is_given_up_and_all_goes_on():
+    async def scenario() -> None:
+        async with running(lambda _: time.sleep(0.002)) as engine:
+            long = engine.submit(request("long", max_tokens=200))
+            await long.accepted()
+            with pytest.raises(Unavailable, match=r"not ended within 0.05 s"):
+                await engine.hold(0.05)
+            short = engine.submit(request("short"))
+            assert await tokens_of(short) == greedy_continuation(PROMPT, 5)
+            assert await tokens_of(long) == greedy_continuation(PROMPT, 200)
+            await engine.hold(5)
+            engine.release()
+            engine.release()
+
+    run(scenario)
+
+
+def test_a_deadline_runs_on_while_the_engine_is_held():
+    async def scenario() -> None:
+        async with running() as engine:
+            await engine.hold(5)
+            late = engine.submit(request(deadline_s=time.monotonic() + 0.01))
+            await asyncio.sleep(0.02)
+            engine.release()
+            ends = [output.finish_reason async for output in late]
+            assert ends == [FinishReason.TIMEOUT]
+
+    run(scenario)
+
+
+def test_who_leaves_while_the_engine_is_held_never_runs():
+    async def scenario() -> None:
+        async with running(lambda _: time.sleep(0.001)) as engine:
+            first = engine.submit(request("first", max_tokens=50))
+            await first.accepted()
+            held = asyncio.create_task(engine.hold(5))
+            await asyncio.sleep(0)
+            gone = engine.submit(request("gone", max_tokens=100))
+            await asyncio.sleep(0.005)
+            gone.close()
+            ended = engine.submit(request("ended", max_tokens=100))
+            core = await held
+            engine.end("ended")
+            assert core.is_still
+            engine.release()
+            assert [o.finish_reason async for o in ended] == [FinishReason.ABORT]
+            await until(lambda: engine.num_open == 0)
+
+    run(scenario)
+
+
+def test_an_engine_can_be_closed_while_it_is_held():
+    async def scenario() -> None:
+        async with running() as engine:
+            await engine.hold(5)
+            waits = engine.submit(request())
+            await engine.close()
+            assert not engine._thread.is_alive()
+            with pytest.raises(Unavailable):
+                await tokens_of(waits)
+
+    run(scenario)
+
+
+def test_a_hold_of_an_engine_that_dies_is_told():
+    async def scenario() -> None:
+        def die(_: object) -> None:
+            raise SystemExit("the device is gone")
+
+        async with running(die) as engine:
+            stream = engine.submit(request())
+            await stream.accepted()
+            with pytest.raises((EngineFailure, Unavailable), match="stopped"):
+                await engine.hold(5)
+
+    run(scenario)
