@@ -156,6 +156,11 @@ class _Beside:
     def install(self, engine: Engine) -> None:
         if self._params is None:
             raise Conflict(f"version {self._version.name} was installed or discarded before")
+        if self._loaded.runner.is_closed:
+            raise Conflict(
+                f"the engine that version {self._version.name} was loaded for is gone; load it "
+                "again, with an engine of its own"
+            )
         params, self._params = self._params, None
         self._loaded.add(self._version.name, params, self._origin)
         self._loaded.settle(self._placed)

@@ -94,10 +94,11 @@ class LoadedVersions:
     def bytes_by_kind(self) -> dict[str, int]:
         """Weights, programs and pools of all that is there."""
         engines = list(self.engines)
+        all_plans = engines if self.runner.is_closed else [self.plan, *engines]
         return {
             "weights": self.weights_bytes + sum(plan.weights_bytes for plan in engines),
-            "programs": sum(plan.programs_bytes for plan in (self.plan, *engines)),
-            "kv_pool": sum(plan.pool_bytes for plan in (self.plan, *engines)),
+            "programs": sum(plan.programs_bytes for plan in all_plans),
+            "kv_pool": sum(plan.pool_bytes for plan in all_plans),
         }
 
     @property
@@ -136,8 +137,7 @@ class LoadedVersions:
         """Raises: NoRoom if so much is not free for another version: with what is missing, and
         what to do, of which `advice` is the best.
         """
-        own = self.plan.programs_bytes + self.plan.pool_bytes
-        free = self.plan.free_bytes(self.planned_bytes - own)
+        free = self.plan.free_bytes(self.planned_bytes)
         if free is None or needed_bytes <= free:
             return
         raise NoRoom(

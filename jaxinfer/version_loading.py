@@ -74,7 +74,10 @@ class VersionLoading:
 
     def _opened(self, order: VersionOrder, found: FoundModel) -> OpenVersion:
         _check_expected(order, found)
-        difference = _difference(found.decoder, self._running, self._loaded.plan.max_model_len)
+        difference: str | None = "the engine that was there first is gone"
+        if not self._loaded.runner.is_closed:
+            longest = self._loaded.plan.max_model_len
+            difference = _difference(found.decoder, self._running, longest)
         if difference is None:
             return FittingVersion(found, order, self._loaded)
         config = dataclasses.replace(self._config, source=order.source)

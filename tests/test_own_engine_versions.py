@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 
 from checkpoints.errors import CheckpointError
 from jaxinfer import own_engine_version
+from jaxinfer.build import build
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import Conflict
 from jaxinfer.new_version import Manner, NewVersion
 from jaxinfer.runtime.memory_plan import MemoryPlan
 from jaxinfer.versions import ModelVersion
+from tests.tiny import tiny_engine_config
+from tests.tiny_llm import SMALL, shared_cache
 from tests.version_world import (
     WEIGHTS,
     World,
@@ -131,6 +135,23 @@ def test_an_engine_of_its_own_for_damaged_weights_is_not_kept(kept: World, tmp_p
     with pytest.raises(CheckpointError, match=r"'model.norm.weight': expected finite numbers"):
         kept.load(bad)
     assert kept.built.memory_bytes == before
+
+
+def test_when_the_first_engine_is_gone_nothing_fits_it(
+    kept: World, tmp_path_factory: pytest.TempPathFactory
+):
+    built = build(tiny_engine_config(kept.ours, shared_cache(tmp_path_factory), **SMALL))
+    own = dataclasses.replace(kept, built=built)
+    late = own.load(kept.theirs)
+    built.close()
+    with pytest.raises(Conflict, match="was loaded for is gone; load it again"):
+        late.install(built.engine)
+    late.discard()
+    opened = own.open(kept.theirs)
+    assert opened.manner == "engine"
+    opened.close()
+    kinds = "weights", "programs", "kv_pool"
+    assert [built.memory_bytes[kind] for kind in kinds] == [0, 0, 0]
 
 
 @pytest.mark.usefixtures("second")

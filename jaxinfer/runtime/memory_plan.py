@@ -58,15 +58,14 @@ class MemoryPlan:
         fixed = self.budget.process_bytes + self.weights_bytes + self.programs_bytes
         return fixed + self.pool_bytes
 
-    def free_bytes(self, versions_bytes: int) -> int | None:
-        """What another version's weights may take: of a GPU's budget, while all versions that are
-        there take `versions_bytes`; of what a CPU's system has now. None: it does not tell.
+    def free_bytes(self, taken_bytes: int) -> int | None:
+        """What another version may take: of a GPU's budget, while all that is there takes
+        `taken_bytes`; of what a CPU's system has now. None: it does not tell.
         """
         if not self.budget.is_gpu:
             return free_bytes(ROOT)
         assert self.budget.total_bytes is not None
-        others = self.programs_bytes + self.pool_bytes
-        return max(0, self.budget.total_bytes - others - versions_bytes)
+        return max(0, self.budget.total_bytes - taken_bytes)
 
     def by_kind(self) -> dict[str, int]:
         """The parts of the sum."""

@@ -68,6 +68,7 @@ class ModelRunner:
         self._tops = {version: without_layers(tree) for version, tree in params.items()}
         self._weights_bytes = {version: _num_bytes(tree) for version, tree in params.items()}
         self._pages = list(pages)
+        self._is_closed = False
         self._programs = programs
         self._num_mask_words = -(-vocab_size // 32)
         self._full_masks: dict[int, jax.Array] = {}  # by rows: of steps without a grammar
@@ -209,6 +210,10 @@ class ModelRunner:
         del self._tops[version], self._weights_bytes[version]
         _delete(self._params.pop(version))
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     def close(self) -> None:
         """Frees everything on the device, and the programs, when steps under way have ended. No
         step can run any more. May be called twice.
@@ -222,6 +227,7 @@ class ModelRunner:
         for array in jax.tree.leaves(held):
             array.delete()
         self._programs = Programs({}, 0, 0, 0.0)
+        self._is_closed = True
         self._make_pages = _closed
 
     def score_chunk(

@@ -184,10 +184,7 @@ def test_unknown_memory_is_not_checked():
 
 def test_another_version_may_take_what_a_gpu_has_left():
     got = plan(budget=gpu(1 << 30), kv_cache_bytes=50 * PAGE_BYTES, programs=1000)
-    budget, weights = got.budget.total_bytes, got.weights_bytes
-    assert budget is not None
-    assert got.free_bytes(weights) == budget - got.total_bytes
-    assert got.free_bytes(3 * weights) == budget - got.total_bytes - 2 * weights
+    assert got.free_bytes(got.total_bytes) == int(0.9 * (1 << 30)) - got.total_bytes
     assert got.free_bytes(1 << 30) == 0
 
 
