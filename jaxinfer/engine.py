@@ -362,6 +362,7 @@ class Engine:
         self._num_retried += len(blamed) - len(hopeless)
         self._late += self._fail(hopeless, step_failure(error, hopeless))
         self._rebuild_s = (self._rebuild_s or 0.0) + self._clock() - started_s
+        self._let_go()
 
     def _blamed(self, error: Exception) -> list[Sequence]:
         """Who may have caused it: the one that runs alone, if one does; else whoever was in a step

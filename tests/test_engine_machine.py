@@ -118,8 +118,9 @@ class EngineMachine(RuleBasedStateMachine):
         enable_prefix_caching=st.booleans(),
         max_retries=st.sampled_from([0, 1, 2, 2]),
         digest=st.sampled_from(sorted(DIGESTS)),
+        has_two=st.booleans(),
     )
-    def make(self, num_pages: int, budget: int, digest: str, **config: Any) -> None:
+    def make(self, num_pages: int, budget: int, digest: str, has_two: bool, **config: Any) -> None:
         self.runner = FakeRunner(num_pages, SIZE, on_step=self.lose, versions={"v1": 0})
         self.is_losing = False
         self.clock = FakeClock()
@@ -135,7 +136,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.requests: dict[str, Request] = {}
         self.lengths: dict[str, int] = {}  # of their grammars; 0: none
         self.version_of: dict[str, str] = {}
-        self.retired: set[str] = set()
+        self.kept = {"v1"}  # that take requests
+        self.retired: set[str] = set()  # that are dropped, and somebody needs
+        if has_two:
+            self.add_a_version("v2")
         self.answers = Answers()
         self.aborted: set[str] = set()
 
@@ -146,7 +150,7 @@ class EngineMachine(RuleBasedStateMachine):
         patience_s=st.sampled_from([None, None, None, 25.0]),
         queue_s=st.sampled_from([None, None, None, 4.0]),
         length=st.sampled_from([0, 0, 5, 20]),
-        version=st.sampled_from([None, None, *VERSIONS]),
+        version=st.sampled_from([None, "v1", "v2", "v2", "v3"]),
     )
     def submit(
         self,
@@ -170,7 +174,7 @@ class EngineMachine(RuleBasedStateMachine):
             constraint=grammar(length),
             version=version,
         )
-        if version is not None and version not in self.open_versions:
+        if version is not None and version not in self.kept:
             with pytest.raises(InvalidRequest, match="takes no requests"):
                 self.engine.submit(request)
             return
@@ -228,22 +232,22 @@ class EngineMachine(RuleBasedStateMachine):
         """Between two steps, with whatever is under way."""
         self.engine.recover(ZeroDivisionError("by hand"))
 
-    @property
-    def open_versions(self) -> set[str]:
-        return set(self.engine.versions) - self.retired
-
-    @rule(version=st.sampled_from(["v2", "v3"]))
-    def serve_another_version(self, version: str) -> None:
-        """Added, or added again, if it is not there; one that is on its way out stays so."""
-        if version not in self.engine.versions:
-            self.runner.versions[version] = VERSIONS[version]
-            tokenizer: Any = FakeTokenizer()
-            self.engine.add_version(ModelVersion(version, tokenizer, frozenset({EOS})))
-        self.serve(version)
+    @rule(version=st.sampled_from(list(VERSIONS)))
+    def add_a_version(self, version: str) -> None:
+        """Or the same again, when it is gone."""
+        tokenizer: Any = FakeTokenizer()
+        found = ModelVersion(version, tokenizer, frozenset({EOS}))
+        if version in self.engine.versions:
+            with pytest.raises(ValueError, match="is there already"):
+                self.engine.add_version(found)
+            return
+        self.runner.versions[version] = VERSIONS[version]
+        self.engine.add_version(found)
+        self.kept.add(version)
 
     @rule(version=st.sampled_from(list(VERSIONS)))
     def serve(self, version: str) -> None:
-        if version in self.open_versions:
+        if version in self.kept:
             self.engine.serve_version(version)
             return
         with pytest.raises(InvalidRequest, match="takes no requests"):
@@ -255,13 +259,14 @@ class EngineMachine(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="is current"):
                 self.engine.drop_version(version)
             return
-        self.retired |= {version} & set(self.engine.versions)
+        self.retired |= {version} & self.kept
+        self.kept.discard(version)
         self.engine.drop_version(version)
 
-    @precondition(lambda self: self.open_versions != {self.engine.version})
+    @precondition(lambda self: self.kept != {self.engine.version})
     @rule(data=st.data())
     def drop_a_version_and_abort_its_requests(self, data: st.DataObject) -> None:
-        others = self.open_versions - {self.engine.version}
+        others = self.kept - {self.engine.version}
         version = data.draw(st.sampled_from(sorted(others)))
         self.drop_a_version(version)
         for name, own in self.version_of.items():
@@ -281,9 +286,8 @@ class EngineMachine(RuleBasedStateMachine):
         needed |= {flight.scheduled.batch.version for flight in self.engine._flights}
         self.retired &= needed
         there = set(self.engine.versions)
-        assert there == set(self.runner.versions)
+        assert there == set(self.runner.versions) == self.kept | self.retired
         assert there >= needed | {self.engine.version}
-        assert there - self.open_versions == self.retired
 
     @invariant()
     def pages_and_queues_agree(self) -> None:

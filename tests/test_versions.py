@@ -263,6 +263,17 @@ def test_a_dropped_version_goes_with_a_recovery_that_ends_its_last_request():
     assert two.runner.faults == []
 
 
+def test_a_recovery_that_drops_the_last_step_under_way_frees_its_version():
+    two = TwoVersions()
+    two.begin(request("a", version="old", max_tokens=9))
+    two.engine.drop_version("old")
+    two.engine.abort("a")
+    assert two.runner.dropped == []
+    two.engine.recover(ZeroDivisionError("by hand"))  # e.g. of a pause: no step may follow
+    assert two.runner.dropped == ["old"]
+    assert not two.engine.has_work()
+
+
 def test_a_retry_goes_on_with_the_version_that_it_began_with():
     two = TwoVersions()
     two.runner.fail_at = frozenset({1})
