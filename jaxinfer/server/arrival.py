@@ -108,18 +108,26 @@ class Arrival:
         assert new is not None
         assert slot.engine is not None
         slot.become("installing")
+        slot.is_installed = True
         if new.engine is not None:
             slot.engine.start()
-        else:
+            return
+        try:
             await slot.engine.change(new.install)
-            await slot.engine.change(lambda core: core.set_shares({new.name: PROVING_SHARE}))
-        slot.is_installed = True
+        except Unavailable:  # it may still happen: the engine is told to drop it behind that
+            raise
+        except Exception:
+            slot.is_installed = False
+            raise
 
     async def prove(self, recorded: Sequence[Recorded]) -> None:
         """Raises: SmokeFailed; Unavailable when its engine has died."""
-        self.slot.become("proving")
-        assert self.slot.model is not None
-        await smoke(self.slot.model, recorded)
+        slot, name = self.slot, self.slot.name
+        slot.become("proving")
+        assert slot.model is not None
+        if slot.engine is self._shop.home:
+            await self._shop.home.change(lambda core: core.set_shares({name: PROVING_SHARE}))
+        await smoke(slot.model, recorded)
 
     def discard(self) -> None:
         """What was found and is not loaded; loading ends early."""

@@ -68,7 +68,7 @@ class DecisionBook:
         A server that never gets an order leaves no file, unless there is one.
         """
         self._keep({"kind": "start", "phase": "started", "stable": version, "root": root})
-        if self._file.path.exists():
+        if self._file.records():
             self._write_held()
 
     def ordered(self, machine: Rollout, version: str) -> None:

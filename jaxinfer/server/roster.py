@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MIN_TURN_SHARE = 0.01  # of the steps, so that calls that name a version get somewhere
-AGAIN_S = 1.0  # an engine that did not answer is asked again
+AGAIN_S = 0.5  # an engine that did not answer is asked again
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 

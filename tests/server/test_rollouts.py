@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.errors import CheckpointError
+from jaxinfer import async_engine
 from jaxinfer.canary.facts import RequestFacts, ShadowFacts
 from jaxinfer.errors import (
     ConfigError,
@@ -198,6 +199,28 @@ def test_a_version_that_fails_on_its_way_leaves_nothing_and_says_why(tmp_path: P
         assert w.source.discarded == w.source.loaded
         assert w.core.versions == ("v1",)
         assert await w.say() == "bcd"
+
+    run(scenario, tmp_path)
+
+
+def test_an_engine_that_does_not_answer_in_time_drops_the_version_when_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def scenario(w: World) -> None:
+        w.source.ways["v2"] = Way()
+        w.runner.gate.clear()
+        begun = asyncio.create_task(w.say())
+        await until(lambda: w.engine.seconds_in_turn > 0)
+        monkeypatch.setattr(async_engine, "CHANGE_WITHIN_S", 0.01)
+        await w.order("v2")
+        await until(lambda: w.phase == "failed")
+        assert "did not answer in 0.01 s" in w.reason
+        monkeypatch.setattr(async_engine, "CHANGE_WITHIN_S", 5.0)
+        w.runner.gate.set()
+        assert await begun == "bcd"
+        await until(lambda: w.role("v2") is None)
+        assert w.core.versions == ("v1",)
+        assert w.runner.dropped == ["v2"]
 
     run(scenario, tmp_path)
 
