@@ -16,10 +16,10 @@ from checkpoints.checkpoint import Checkpoint
 from jaxinfer.assembly import make_engine, make_runner
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine import Engine
+from jaxinfer.heap import trim_heap
 from jaxinfer.models.registry import Decoder
 from jaxinfer.new_version import NewVersion
 from jaxinfer.runtime.compile_counter import compiling_for_version
-from jaxinfer.runtime.heap import trim_heap
 from jaxinfer.runtime.memory_budget import MemoryBudget
 from jaxinfer.runtime.memory_plan import MemoryPlan
 from jaxinfer.runtime.program_set import ProgramSet, prepare_beside

@@ -42,7 +42,7 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
         "sentence_end",
     },
     {
-        **{room: room for room in ("errors", "stats", "version")},
+        **{room: room for room in ("errors", "heap", "stats", "version")},
         "config": "config guided constraint version_order",
         **{room: room for room in ("pallas_kernels", "checkpoints")},
     },

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from pathlib import Path
+from random import Random
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -33,6 +34,8 @@ from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.rollouts import Rollouts
 from jaxinfer.server.serve_model import ModelServing
 from jaxinfer.server.settings import ServeSettings
+from jaxinfer.server.shadow import Shadow
+from jaxinfer.server.shadow_file import ShadowFile
 from jaxinfer.server.startup import (
     EXIT_LOAD_ERROR,
     EXIT_OK,
@@ -52,6 +55,8 @@ if TYPE_CHECKING:
     from jaxinfer.async_engine import AsyncEngine
     from jaxinfer.engine import Engine
     from jaxinfer.new_version import VersionSource
+    from jaxinfer.server.listening import Judge
+    from jaxinfer.server.served_model import ServedModel
     from jaxinfer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -171,6 +176,8 @@ class _Serving:
             num_seats=settings.engine.scheduler.max_num_seqs,
         )
         self._engine: AsyncEngine | None = None
+        path = settings.shadow
+        self._shadow_file = None if path is None else ShadowFile(path, settings.shadow_max_bytes)
 
     def run(self) -> int:
         config = uvicorn.Config(
@@ -217,6 +224,8 @@ class _Serving:
                 await self._engine.close()
             if self._state.rollouts is not None:
                 await self._state.rollouts.close()
+            if self._shadow_file is not None:
+                await asyncio.to_thread(self._shadow_file.close)
             await self._state.close()
 
     async def _load(self, server: uvicorn.Server) -> None:
@@ -299,10 +308,24 @@ class _Serving:
             make_engine=lambda core: serving.engine(core, metrics.for_engine()),
             make_model=serving.version,
             free_first=built.close,
+            compare=self._compare,
             before=before,
             standby_s=settings.standby_s,
         )
         rollouts.start()
+
+    def _compare(
+        self, stable: ServedModel, canary: ServedModel, share: float, judge: Judge
+    ) -> Shadow:
+        return Shadow(
+            stable,
+            canary,
+            share=share,
+            random=Random(),
+            on_facts=judge.note_shadow,
+            on_failure=judge.note_request,
+            record=self._shadow_file,
+        )
 
     def _default_rollout_log(self, model_name: str) -> Path:
         cache_dir = self._settings.engine.cache_dir

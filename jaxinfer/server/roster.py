@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.errors import JaxInferError, ModelNotFound, Unavailable
+from jaxinfer.heap import trim_heap
 
 if TYPE_CHECKING:
     from jaxinfer.async_engine import AsyncEngine
@@ -144,6 +145,7 @@ class Roster:
                 await asyncio.sleep(AGAIN_S)
         self._slots.remove(slot)
         gc.collect()  # 2 ms, since what start-up made is frozen: cycles hold what was read
+        await asyncio.to_thread(trim_heap)
         if engine is self._home and all(s.engine is not engine for s in self._slots):
             await asyncio.to_thread(self._free_first)
 

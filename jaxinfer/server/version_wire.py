@@ -27,6 +27,7 @@ Signal = AtLeastZero | None | UnsetType
 
 RELOAD_WITHIN_S = 600.0
 RECORDED_TOKENS = 32
+SHADOW_SHARE = 0.05  # of the calls; how much of the time that may take is bounded besides
 
 
 class StageFields(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -70,7 +71,7 @@ class LoadVersion(Struct, forbid_unknown_fields=True, kw_only=True):
     schedule: Annotated[list[StageFields], Meta(min_length=1)] | None = None
     promote: bool = False
     guard: GuardFields | None = None
-    shadow_share: Share = 0.0
+    shadow_share: Share | None = None
     swap_mode: SwapMode = "beside"
     recorded: Annotated[list[RecordedFields], Meta(max_length=MAX_RECORDED)] = []
     wait: bool = False
@@ -91,11 +92,13 @@ class LoadVersion(Struct, forbid_unknown_fields=True, kw_only=True):
     def plan(self) -> RolloutPlan:
         """Raises: InvalidRequest."""
         self._check_one_way()
-        check_share("shadow_share", self.shadow_share)
+        default = 0.0 if self.promote else SHADOW_SHARE
+        shadow_share = default if self.shadow_share is None else self.shadow_share
+        check_share("shadow_share", shadow_share)
         return RolloutPlan(
             stages=self._stages(),
             guard=self._guard(),
-            shadow_share=self.shadow_share,
+            shadow_share=shadow_share,
             promotes=self.share is None,
         )
 

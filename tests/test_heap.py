@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from checkpoints.aligned import aligned_empty
-from jaxinfer.runtime.heap import trim_heap
+from jaxinfer.heap import trim_heap
 
 
 def test_the_host_array_behind_a_deleted_parameter_is_let_go():
