@@ -313,8 +313,8 @@ def test_an_abort_leaves_no_page_and_no_trace_whatever_is_under_way(num_steps: i
 class Deaf(FakeRunner):
     """Looks at no mask."""
 
-    def _draw(self, context: list[int], sampling: Any, row: int) -> int:
-        return self._wanted(context, sampling, row)
+    def _draw(self, context: list[int], batch: Batch, row: int) -> int:
+        return self._wanted(context, batch.sampling, row)
 
 
 def test_a_token_that_the_grammar_does_not_admit_fails_its_request_alone_and_aloud():

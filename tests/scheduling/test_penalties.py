@@ -15,6 +15,7 @@ from jaxinfer.scheduling.buckets import Buckets
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.running_table import RunningTable
 from jaxinfer.scheduling.sequence import Sequence
+from jaxinfer.versions import ModelVersion
 from tests.fakes import (
     FakeRunner,
     batch_faults,
@@ -231,7 +232,8 @@ def test_a_sequence_that_sits_a_step_out_counts_its_newest_token_once():
     runner = FakeRunner()
     engine = make_engine(runner, eos_token_ids=())
     engine.submit(Request("old", (5, 7), sampling))
-    engine.version = "v2"
+    engine.add_version(ModelVersion("v2", None, frozenset()))
+    engine.serve_version("v2")
     engine.submit(Request("new", (6, 8), sampling))
     answers = run_all(engine)
     assert answers["old", 0].token_ids == expected_tokens((5, 7), sampling, 12)
