@@ -196,6 +196,21 @@ def test_all_choices_of_a_request_stay_with_their_version():
     assert two.runner.faults == []
 
 
+def test_a_drop_waits_for_a_step_that_nobody_else_waits_for():
+    """One step is dispatched too many where an answer ends before its length says so."""
+    two = TwoVersions()
+    two.begin(request("a", version="old", max_tokens=9))
+    two.engine.abort("a")
+    assert two.is_under_way
+    assert not two.engine.has_work()
+    two.engine.drop_version("old")
+    assert two.runner.dropped == []
+    assert two.engine.has_work()
+    drain(two.engine)
+    assert two.runner.dropped == ["old"]
+    assert two.runner.faults == []
+
+
 def test_an_abort_under_way_frees_the_version_when_its_step_was_read():
     two = TwoVersions()
     two.begin(request("a", version="old", max_tokens=9))
