@@ -119,7 +119,7 @@ async def _swapped(plan: Plan, traffic: Traffic, rate: float, operator: Operator
 async def _swap_once(operator: Operator, model: str, stable: str, number: int) -> str:
     """Loads the other one, makes it stable, drops the one before. Returns: the version."""
     if number % CANARY_EVERY == CANARY_EVERY - 1:
-        version = (await operator.load(model, share=CANARY_SHARE))["canary"]
+        version = (await operator.load(model, share=CANARY_SHARE))["rollout"]["version"]
         await asyncio.sleep(CANARY_S)
         await operator.promote(version)
     else:

@@ -51,7 +51,7 @@ class Ending:
     trial: Trial
     phase: str  # of the rollout, at the end
     reason: str
-    seconds: float  # from the first canary request to the decision, or to the end of patience
+    seconds: float  # from being loaded to the decision, or to the end of patience
     num_requests: int  # that the canary had answered by then
 
 
@@ -97,16 +97,22 @@ async def _run(operator: Operator, trial: Trial, patience_s: float) -> Ending:
     """Until it is rolled back, or patience ends; then it is rolled back and dropped."""
     schedule = [{"share": SHARE, "hold_s": NEVER, "min_requests": NEVER}]
     status = await operator.load(str(trial.folder), schedule=schedule, shadow_share=1.0)
-    start_s = time.monotonic()
+    version, start_s, num_requests = status["rollout"]["version"], time.monotonic(), 0
     while status["rollout"]["phase"] == "canary" and time.monotonic() - start_s < patience_s:
         await asyncio.sleep(POLL_S)
         status = await operator.status()
+        num_requests = max(num_requests, *(_requests_of(status, version)))
     seconds, rollout = time.monotonic() - start_s, status["rollout"]
     if rollout["phase"] == "canary":
-        await operator.roll_back(rollout["canary"])
+        await operator.roll_back(version)
     while len((await operator.status())["versions"]) > 1:
         await asyncio.sleep(POLL_S)
-    return Ending(trial, rollout["phase"], rollout["reason"], seconds, rollout["num_requests"])
+    reason = rollout["reason"] if rollout["phase"] != "canary" else ""
+    return Ending(trial, rollout["phase"], reason, seconds, num_requests)
+
+
+def _requests_of(status: Mapping[str, Any], version: str) -> list[int]:
+    return [0, *(card["requests"] for card in status["versions"] if card["version"] == version)]
 
 
 async def _chats(client: httpx.AsyncClient, rate: float, over: asyncio.Event) -> None:

@@ -54,7 +54,8 @@ class Account:
     Args:
         model: that answers.
         requests: one for each prompt, handed to the engine.
-        key: that chose the version.
+        key: that chose the version; None: the caller did, so what it asks for is not what others
+            ask for, and judges no version unless its logits are not numbers.
         on_request: told of each choice; None: not.
         on_answered: told of each request that was answered well; None: not.
     """
@@ -63,7 +64,7 @@ class Account:
         self,
         model: ServedModel,
         requests: Sequence[Request],
-        key: str = "",
+        key: str | None = "",
         *,
         on_request: Callable[[RequestFacts], None] | None,
         on_answered: Callable[[Answered], None] | None,
@@ -76,7 +77,7 @@ class Account:
 
     @classmethod
     def of(
-        cls, state: ServerState, model: ServedModel, requests: Sequence[Request], key: str
+        cls, state: ServerState, model: ServedModel, requests: Sequence[Request], key: str | None
     ) -> Account | None:
         """None while nobody listens."""
         if state.on_request is None and state.on_answered is None:
@@ -125,7 +126,7 @@ class Account:
         is_not_numbers: bool,
     ) -> None:
         choice.finish = reason
-        if self._on_request is None:
+        if self._on_request is None or (self._key is None and not is_not_numbers):
             return
         self._on_request(
             RequestFacts(
@@ -136,7 +137,7 @@ class Account:
                 ttft_s=None if stats is None else stats.ttft_s,
                 is_not_numbers=is_not_numbers,
                 e2e_s=None if stats is None else stats.e2e_s,
-                key=self._key,
+                key=self._key or "",
             )
         )
 

@@ -56,7 +56,7 @@ class CallPlan:
     priority_class: PriorityClass
     time_limits: TimeLimits  # from arrival
     num_prompts: int
-    key: str | None  # that chose the version; None: the caller did, so it judges nothing
+    key: str | None  # that chose the version; None: the caller did
 
     @property
     def num_choices(self) -> int:

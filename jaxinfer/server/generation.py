@@ -185,8 +185,7 @@ class GenerationEndpoint(ABC):
                 departure.call(stream.close)
                 await self._accepted(stream, plan)
                 departure.check()
-                if plan.key is not None:
-                    calls.tell(Account.of(self._state, served, requests, plan.key))
+                calls.tell(Account.of(self._state, served, requests, plan.key))
                 answer = self._send_stream if plan.fields.stream else self._send_whole
                 await answer(calls, departure, send)
                 if calls.is_aborted:

@@ -39,7 +39,7 @@ class Ears:
         self.facts: list[RequestFacts] = []
         self.answered: list[Answered] = []
         self.account = Account(
-            MODEL, requests, on_request=self.facts.append, on_answered=self.answered.append
+            MODEL, requests, "k", on_request=self.facts.append, on_answered=self.answered.append
         )
 
 
@@ -72,7 +72,7 @@ def test_a_choice_is_told_when_it_ends_and_a_request_when_all_its_choices_have()
     ears.account.take(output("r", "", FinishReason.LENGTH, index=1))
     ears.account.leave()
     first, second = ears.facts
-    assert first == RequestFacts("v2", FinishReason.STOP, 5, 0.5, 0.5)
+    assert first == RequestFacts("v2", FinishReason.STOP, 5, 0.5, 0.5, e2e_s=1.0, key="k")
     assert (second.finish, second.num_output_tokens) == (FinishReason.LENGTH, 1)
     choices = (
         AnsweredChoice((97,) * 5, "aaaaa", FinishReason.STOP),

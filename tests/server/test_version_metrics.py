@@ -142,12 +142,12 @@ def test_pools_add_up():
 
 
 def row(house: House, version: str) -> dict[str, Any]:
-    rows = house.get("/dashboard/data").json()["versions"]
+    rows = house.state.metrics.by_version()
     return next(r for r in rows if r["version"] == version)
 
 
 @pytest.mark.parametrize("manner", ["beside", "engine"])
-def test_the_dashboard_has_a_row_of_each_version(manner: str):
+def test_each_version_has_a_row_of_its_numbers(manner: str):
     with open_house() as house:
         add = house.add_version if manner == "beside" else house.add_engine
         add("v2", share=0.0)

@@ -204,15 +204,17 @@ def test_listeners_are_told_what_ended_and_one_that_fails_harms_nobody(house: Ho
     def broken(_: object) -> None:
         raise RuntimeError("a listener's fault")
 
+    share(house, 1.0)
     house.on_loop(lambda: hear(facts.append, answered.append))
-    ask(house, {HEADER: "v2"}, n=2)
+    ask(house, n=2, user="u")
     house.on_loop(lambda: hear(broken, broken))
-    ask(house, {HEADER: "v2"})
+    ask(house)
     house.on_loop(lambda: hear(None, None))
     assert [(f.version, f.finish, f.num_output_tokens) for f in facts] == [
         ("v2", FinishReason.LENGTH, 4)
     ] * 2
     assert all(f.ttft_s is not None and f.ttft_s > 0 for f in facts)
+    assert {f.key for f in facts} == {"u"}
     (found,) = answered
     assert found.request.token_ids == tuple(house.tokenizer.encode("a"))
     assert found.request.version == found.model.version == "v2"
@@ -226,11 +228,20 @@ def test_logits_that_are_not_numbers_are_told_of_their_version(house: House):
     runner.not_numbers.add("v2")
     reply = house.post("/v1/completions", {"prompt": "a"}, headers={HEADER: "v2"})
     runner.not_numbers.clear()
-    ask(house, {HEADER: "v1"})
+    ask(house)
     house.on_loop(lambda: setattr(house.state, "on_request", None))
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "not_numbers")
     told = [(f.version, f.finish, f.is_not_numbers) for f in facts]
     assert told == [("v2", FinishReason.ERROR, True), ("v1", FinishReason.LENGTH, False)]
+
+
+def test_a_call_that_pins_its_version_judges_none(house: House):
+    facts: list[RequestFacts] = []
+    house.on_loop(lambda: setattr(house.state, "on_request", facts.append))
+    ask(house, {HEADER: "v2"})
+    ask(house, model=f"{MODEL}@v1")
+    house.on_loop(lambda: setattr(house.state, "on_request", None))
+    assert facts == []
 
 
 def test_a_client_that_leaves_is_told_as_an_abort():
