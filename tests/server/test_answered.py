@@ -86,7 +86,7 @@ def test_what_was_open_when_the_client_left_was_aborted():
     ears.account.take(output("r", "a", FinishReason.STOP))
     ears.account.take(output("s", "bc"))
     ears.account.leave()
-    assert ears.facts[1] == RequestFacts("v2", FinishReason.ABORT, 2, 0.0, None)
+    assert ears.facts[1] == RequestFacts("v2", FinishReason.ABORT, 2, 0.0, None, key="k")
     assert [a.request.request_id for a in ears.answered] == ["r"]
 
 
