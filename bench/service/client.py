@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import httpx
@@ -43,8 +44,13 @@ class Reply:
     retry_after_s: float | None = None
     version: str = ""  # of the weights that answered, as the header says
     ttft_s: float | None = None  # to the first content
-    gaps_s: list[float] = field(default_factory=list[float])  # between two events with content
+    times_s: list[float] = field(default_factory=list[float])  # of events with content, monotonic
     e2e_s: float = 0.0
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Between two events with content."""
+        return [after - before for before, after in pairwise(self.times_s)]
 
     @property
     def said(self) -> tuple[object, ...]:
@@ -93,7 +99,6 @@ def _note_refusal(reply: Reply, response: httpx.Response, body: bytes) -> None:
 
 
 async def _read_events(response: httpx.Response, reply: Reply, start_s: float) -> None:
-    last_s: float | None = None
     async for line in response.aiter_lines():
         if not line.startswith("data: "):
             continue
@@ -106,12 +111,9 @@ async def _read_events(response: httpx.Response, reply: Reply, start_s: float) -
             continue
         for choice in chunk["choices"]:
             if _note_choice(reply, choice, choice.get("delta", choice)):
-                now_s = time.monotonic()
-                if last_s is None:
-                    reply.ttft_s = now_s - start_s
-                else:
-                    reply.gaps_s.append(now_s - last_s)
-                last_s = now_s
+                reply.times_s.append(time.monotonic())
+        if reply.ttft_s is None and reply.times_s:
+            reply.ttft_s = reply.times_s[0] - start_s
         if chunk.get("usage"):
             reply.num_tokens = chunk["usage"]["completion_tokens"]
 

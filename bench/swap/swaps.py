@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tqdm import tqdm
@@ -15,7 +16,7 @@ from bench.service.mixture import good_calls
 from bench.service.server import Server, ServerFailed, started
 from bench.service.statistics import percentile
 from bench.swap.operator import KEY, Operator
-from bench.swap.traffic import Findings, Said, Traffic, client_of, solo_replies
+from bench.swap.traffic import Findings, Said, Traffic, Window, client_of, solo_replies
 
 NUM_KINDS = 60  # of requests
 LOAD = 0.8  # of the capacity
@@ -38,6 +39,14 @@ class Plan:
 
 
 @dataclass(slots=True)
+class Windows:
+    """When what was done, one after the other."""
+
+    loading: list[Window] = field(default_factory=list[Window])  # from the order to a canary
+    swapping: list[Window] = field(default_factory=list[Window])  # from promote to the end of drop
+
+
+@dataclass(slots=True)
 class Result:
     """What was seen."""
 
@@ -45,6 +54,7 @@ class Result:
     rate: float  # requests per second
     quiet: Findings
     swapped: Findings
+    windows: Windows
     seconds: float  # that the swaps took
     step_s: float  # mean time between two tokens, while quiet
     before: Mapping[str, float]  # metrics
@@ -91,11 +101,12 @@ async def _measure(
         quiet = await _quiet(traffic, rate, plan.quiet_s)
         between = await asyncio.to_thread(server.metrics)
         start_s = time.monotonic()
-        swapped = await _swapped(plan, traffic, rate, Operator(client, plan.fields))
+        swapped, windows = await _swapped(plan, traffic, rate, Operator(client, plan.fields))
         seconds = time.monotonic() - start_s
         await asyncio.sleep(SETTLE_S)
         after = await asyncio.to_thread(server.metrics)
-    return Result(clients, rate, quiet, swapped, seconds, _step_s(before, between), before, after)
+    step_s = _step_s(before, between)
+    return Result(clients, rate, quiet, swapped, windows, seconds, step_s, before, after)
 
 
 async def _quiet(traffic: Traffic, rate: float, seconds: float) -> Findings:
@@ -104,27 +115,34 @@ async def _quiet(traffic: Traffic, rate: float, seconds: float) -> Findings:
     return await traffic.at_rate(rate, over)
 
 
-async def _swapped(plan: Plan, traffic: Traffic, rate: float, operator: Operator) -> Findings:
-    over = asyncio.Event()
+async def _swapped(
+    plan: Plan, traffic: Traffic, rate: float, operator: Operator
+) -> tuple[Findings, Windows]:
+    over, windows = asyncio.Event(), Windows()
     load = asyncio.create_task(traffic.at_rate(rate, over))
     try:
         stable = (await operator.status())["stable"]
         for i in tqdm(range(plan.num_swaps), desc="swaps", disable=None):
-            stable = await _swap_once(operator, plan.models[(i + 1) % 2], stable, i)
+            stable = await _swap_once(operator, plan.models[(i + 1) % 2], stable, i, windows)
     finally:
         over.set()
-    return await load
+    return await load, windows
 
 
-async def _swap_once(operator: Operator, model: str, stable: str, number: int) -> str:
+async def _swap_once(
+    operator: Operator, model: str, stable: str, number: int, windows: Windows
+) -> str:
     """Loads the other one, makes it stable, drops the one before. Returns: the version."""
-    if number % CANARY_EVERY == CANARY_EVERY - 1:
-        version = (await operator.load(model, share=CANARY_SHARE))["rollout"]["version"]
-        await asyncio.sleep(CANARY_S)
-        await operator.promote(version)
-    else:
-        version = (await operator.load(model, promote=True))["stable"]
+    start_s = time.monotonic()
+    has_canary = number % CANARY_EVERY == CANARY_EVERY - 1
+    status = await operator.load(model, share=CANARY_SHARE if has_canary else 0.0)
+    version = status["rollout"]["version"]
+    windows.loading.append((start_s, time.monotonic()))
+    await asyncio.sleep(CANARY_S if has_canary else 0.0)
+    start_s = time.monotonic()
+    await operator.promote(version)
     await operator.drop(stable)
+    windows.swapping.append((start_s, time.monotonic()))
     return version
 
 
@@ -158,12 +176,20 @@ def report(plan: Plan, found: Result) -> Iterator[tuple[str, bool]]:
         for name in ("compile_events_total{serving}", "compile_events_total{version}")
     )
     yield f"compilations: {compiled:.0f}", not compiled
-    calm, busy = (percentile(f.gaps_s, 99) for f in (quiet, swapped))
-    usual, most = (percentile(f.gaps_s, 50) for f in (quiet, swapped))
+    always = [(-math.inf, math.inf)]
+    calm = quiet.gaps_in(always)
+    swapping = swapped.gaps_in(found.windows.swapping)
+    for what, gaps in (
+        ("without swaps", calm),
+        ("from promote to the end of drop", swapping),
+        ("while a version loads", swapped.gaps_in(found.windows.loading)),
+    ):
+        yield f"gap between tokens {what}: {_gaps(gaps)}", True
+    allowed = percentile(calm, 99) + found.step_s
     yield (
-        f"gap between tokens, ms: p50 {usual * 1e3:.1f} and p99 {calm * 1e3:.1f} without swaps, "
-        f"{most * 1e3:.1f} and {busy * 1e3:.1f} with them; a step {found.step_s * 1e3:.1f}",
-        busy <= calm + found.step_s,
+        f"p99 of them while swapping: {percentile(swapping, 99) * 1e3:.1f} ms, the usual and a "
+        f"step: {allowed * 1e3:.1f}",
+        percentile(swapping, 99) <= allowed,
     )
     weights = [metrics["memory_bytes{weights}"] for metrics in (found.before, found.after)]
     yield (
@@ -174,3 +200,8 @@ def report(plan: Plan, found: Result) -> Iterator[tuple[str, bool]]:
         metrics["process_resident_memory_bytes"] / 2**20 for metrics in (found.before, found.after)
     ]
     yield f"resident memory: {rss[0]:,.0f} MiB before, {rss[1]:,.0f} MiB after", True
+
+
+def _gaps(gaps_s: Sequence[float]) -> str:
+    shown = [f"p{p} {percentile(gaps_s, p) * 1e3:.1f}" for p in (50, 99)]
+    return f"{', '.join(shown)}, max {max(gaps_s, default=0) * 1e3:.0f} ms ({len(gaps_s)})"

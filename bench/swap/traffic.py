@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from bench.service.client import TIMEOUT_S, Call, Reply, send
 MIN_GAIN = 1.1  # throughput of twice the clients, up to the knee
 MAX_CLIENTS = 64
 Said = tuple[object, ...]
+Window = tuple[float, float]
+"""From and to, monotonic seconds."""
 
 
 @dataclass(slots=True)
@@ -27,7 +30,18 @@ class Findings:
     by_version: Counter[str] = field(default_factory=Counter[str])
     different: list[Call] = field(default_factory=list[Call])  # equal to no version's solo reply
     errors: Counter[str] = field(default_factory=Counter[str])
-    gaps_s: list[float] = field(default_factory=list[float])
+    gaps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    # between two events of a stream: when the second came, monotonic, and the seconds
+
+    def gaps_in(self, windows: Sequence[Window]) -> list[float]:
+        """Seconds of those that overlap one of the windows."""
+        ends = [end for _, end in windows]
+        found: list[float] = []
+        for at_s, gap_s in self.gaps:
+            place = bisect_left(ends, at_s - gap_s)
+            if place < len(windows) and windows[place][0] <= at_s:
+                found.append(gap_s)
+        return found
 
 
 class Traffic:
@@ -90,7 +104,7 @@ class Traffic:
             return
         found.num_compared += 1
         found.by_version[reply.version] += 1
-        found.gaps_s += reply.gaps_s
+        found.gaps += zip(reply.times_s[1:], reply.gaps_s, strict=True)
         solo = self._solo.get(reply.version)
         if solo is None or reply.said != solo[number]:
             found.different.append(self._calls[number])

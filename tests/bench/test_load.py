@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 
 from bench import load
@@ -11,7 +13,10 @@ from tests.server.house import open_house
 
 
 def reply(version: str, ttft_s: float, gaps_s: list[float], num_tokens: int = 4) -> Reply:
-    return Reply("done", 200, version=version, ttft_s=ttft_s, gaps_s=gaps_s, num_tokens=num_tokens)
+    times_s = list(accumulate(gaps_s, initial=0.0))
+    return Reply(
+        "done", 200, version=version, ttft_s=ttft_s, times_s=times_s, num_tokens=num_tokens
+    )
 
 
 def test_the_table_tells_versions_apart():
