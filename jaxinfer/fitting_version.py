@@ -21,7 +21,7 @@ from jaxinfer.found_model import FoundModel
 from jaxinfer.loaded_versions import LoadedVersions, Origin, PlacedTensors
 from jaxinfer.models.registry import Decoder
 from jaxinfer.new_version import Manner, NewVersion
-from jaxinfer.runtime.low_priority import at_low_priority
+from jaxinfer.runtime.pace import Pace
 from jaxinfer.runtime.steps import Params
 from jaxinfer.runtime.streamed_weights import stream_weights
 from jaxinfer.runtime.weights import each_weight, load_weights
@@ -41,6 +41,7 @@ class FittingVersion:
         self._found, self._order, self._loaded = found, order, loaded
         self._stamps = FileStamps(found.checkpoint.files)
         self._is_closed = threading.Event()
+        self._pace = Pace()
         self._is_others = False  # the checkpoint: `load` closes it, or whom it gave it to
         self.name, self.root = found.version, order.source.model
         self.manner: Manner = "stream" if order.swap_mode == "stream" else "beside"
@@ -49,13 +50,13 @@ class FittingVersion:
         self._check_room()
 
     def load(self, on_progress: Callable[[str], None]) -> NewVersion:
-        """On one thread of low priority; see `OpenVersion`. `close` ends it from another thread.
+        """See `OpenVersion`. `close` ends it from another thread.
 
         Raises: also Conflict if it was closed.
         """
         self._is_others = True
         try:
-            version = at_low_priority(lambda: self._read(on_progress))
+            version = self._read(on_progress)
         except BaseException:
             self._found.checkpoint.close()
             raise
@@ -71,8 +72,10 @@ class FittingVersion:
     def _go_on(self) -> None:
         if self._is_closed.is_set():
             raise Conflict(f"version {self.name} was given up while it was read")
+        self._pace.rest()
 
     def _read(self, on_progress: Callable[[str], None]) -> NewVersion:
+        self._pace = Pace()
         self._go_on()
         on_progress("compare checksums")
         check_sums(self._found.checkpoint.path, self._go_on)

@@ -64,7 +64,7 @@ class OpenVersion(Protocol):
     def lines(self) -> tuple[str, ...]: ...
 
     def load(self, on_progress: Callable[[str], None]) -> NewVersion:
-        """Reads, checks and places the weights, at low priority; takes long. Closes this.
+        """Reads, checks and places the weights, resting as long as it works. Closes this.
 
         Raises: CheckpointError for weights that are damaged, ConfigError, MemoryError.
         """

@@ -16,9 +16,9 @@ from jaxinfer.found_model import FoundModel
 from jaxinfer.loaded_versions import LoadedVersions
 from jaxinfer.models.registry import Decoder
 from jaxinfer.new_version import Manner, NewVersion
-from jaxinfer.runtime.low_priority import at_low_priority
 from jaxinfer.runtime.memory_budget import read_budget
 from jaxinfer.runtime.memory_plan import MemoryPlan
+from jaxinfer.runtime.pace import Pace
 from jaxinfer.runtime.steps import Params
 from jaxinfer.runtime.weights import load_weights
 from jaxinfer.second_engine import load_engine
@@ -48,6 +48,7 @@ class OwnEngineVersion:
         self._programs_dir = programs_dir
         self._stamps = FileStamps(found.checkpoint.files)
         self._is_closed = threading.Event()
+        self._pace = Pace()
         self._is_loading = False
         self.name, self.root = found.version, config.source.model
         self.weights_bytes = found.decoder.params_bytes
@@ -60,7 +61,7 @@ class OwnEngineVersion:
         """
         self._is_loading = True
         try:
-            return at_low_priority(lambda: self._made(on_progress))
+            return self._made(on_progress)
         finally:
             self._found.checkpoint.close()
 
@@ -72,8 +73,11 @@ class OwnEngineVersion:
     def _go_on(self) -> None:
         if self._is_closed.is_set():
             raise Conflict(f"version {self.name} was given up while it was read")
+        self._pace.rest()
 
     def _made(self, on_progress: Callable[[str], None]) -> NewVersion:
+        self._pace = Pace()
+
         def go_on(phase: str) -> None:
             self._go_on()
             on_progress(phase)

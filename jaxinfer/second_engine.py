@@ -47,8 +47,8 @@ def load_engine(
     on_plan: Callable[[MemoryPlan], None] = lambda plan: None,
 ) -> NewVersion:
     """Plans, compiles or loads the programs, one at a time, reads the weights and allocates the
-    pool. It takes long, and belongs on a thread of low priority, as far as Python's part goes: XLA
-    compiles on threads of its own. Whatever it raises, nothing of it stays on the device.
+    pool. It takes long; XLA compiles on threads of its own. Whatever it raises, nothing of it stays
+    on the device.
 
     Args:
         config: of the running engine, with the source of this model.

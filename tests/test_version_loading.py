@@ -4,10 +4,7 @@ notices.
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +15,6 @@ import pytest
 
 from jaxinfer.build import build
 from jaxinfer.errors import ConfigError, Conflict, InvalidRequest
-from jaxinfer.runtime.low_priority import LOWEST, at_low_priority
 from jaxinfer.scheduling.request import Request
 from jaxinfer.version_order import SwapMode, VersionOrder
 from tests.tiny import tiny_engine_config
@@ -135,15 +131,3 @@ def test_what_programs_do_not_see_may_differ(kept: World, tmp_path: Path):
     version.install(kept.engine)
     assert answers(kept.engine, version.name) == [kept.says[kept.other]]
     drop(kept, version.name)
-
-
-def test_a_thread_of_low_priority_does_not_lower_its_callers():
-    def nice() -> int:
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    before = nice()
-    assert at_low_priority(nice) in (LOWEST, before)  # a sandbox may forbid it
-    assert nice() == before
-    with contextlib.suppress(ValueError):
-        at_low_priority(lambda: int("x"))
-        pytest.fail("no error")
