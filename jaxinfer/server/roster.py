@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MIN_TURN_SHARE = 0.01  # of the steps, so that calls that name a version get somewhere
+TRIM_BYTES = 16 << 20  # of weights: trimming stops whoever allocates, for 20 ms and up
 AGAIN_S = 0.5  # an engine that did not answer is asked again
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
@@ -137,6 +138,7 @@ class Roster:
 
     async def _leave(self, slot: VersionSlot) -> None:
         engine, others = slot.engine, [s for s in self._slots if s is not slot]
+        is_large = slot.weights_bytes >= TRIM_BYTES
         while slot.life != "gone":
             try:
                 await slot.leave(self._versions, others)
@@ -145,7 +147,8 @@ class Roster:
                 await asyncio.sleep(AGAIN_S)
         self._slots.remove(slot)
         gc.collect()  # 2 ms, since what start-up made is frozen: cycles hold what was read
-        await asyncio.to_thread(trim_heap)
+        if is_large:
+            await asyncio.to_thread(trim_heap)
         if engine is self._home and all(s.engine is not engine for s in self._slots):
             await asyncio.to_thread(self._free_first)
 
