@@ -50,5 +50,5 @@ class Operator:
     async def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         reply = await self._client.request(method, path, json=body, headers=self._headers)
         if reply.status_code >= 400:
-            raise Refused(f"{method} {path}: {reply.status_code} {reply.text}")
+            raise Refused(f"{reply.status_code}: {reply.json()['error']['message']}")
         return reply.json() if reply.content else {}

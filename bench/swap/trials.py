@@ -16,7 +16,7 @@ from bench.service.client import Call, send
 from bench.service.mixture import CHAT
 from bench.service.server import Server
 from bench.swap.made_versions import noise, one_scale, overflow, swapped, write_version
-from bench.swap.operator import Operator
+from bench.swap.operator import Operator, Refused
 from bench.swap.traffic import client_of
 
 SHARE = 0.25
@@ -96,7 +96,10 @@ async def run_trials(
 async def _run(operator: Operator, trial: Trial, patience_s: float) -> Ending:
     """Until it is rolled back, or patience ends; then it is rolled back and dropped."""
     schedule = [{"share": SHARE, "hold_s": NEVER, "min_requests": NEVER}]
-    status = await operator.load(str(trial.folder), schedule=schedule, shadow_share=1.0)
+    try:
+        status = await operator.load(str(trial.folder), schedule=schedule, shadow_share=1.0)
+    except Refused as refused:  # it did not pass what is asked before it gets a call
+        return Ending(trial, "failed", str(refused), 0.0, 0)
     version, start_s, num_requests = status["rollout"]["version"], time.monotonic(), 0
     while status["rollout"]["phase"] == "canary" and time.monotonic() - start_s < patience_s:
         await asyncio.sleep(POLL_S)
