@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
@@ -53,6 +54,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """What stays the same whichever version answers."""
+
+    body: bytes
+    head: CallHead
+    arrival_s: float
+    clock: Callable[[], float]
+    scope: Scope
+    receive: Receive
+    send: Send
+    permit: Permit
+
+
 class GenerationEndpoint(ABC):
     """An ASGI endpoint.
 
@@ -82,19 +97,40 @@ class GenerationEndpoint(ABC):
                 return
             parsed = await self._parsed(body, head)
             await self._state.door.go_through()
+            caller = _Caller(body, head, arrival_s, clock, scope, receive, send, permit)
             served = parsed.wish.choose(self._state.versions, parsed.key)
-            note_version(served.version)
-            with self._state.versions.call(served):
-                plan = await served.for_body(body, lambda: self._plan(served, parsed, head))
-                note(priority_class=plan.priority_class.name)
-                permit.settle(
-                    plan.priority_class,
-                    plan.num_choices,
-                    param="n" if plan.num_prompts == 1 else "prompt",
-                    num_tokens=most_tokens(plan.sampling, served),
-                    limits=plan.time_limits.after(clock() - arrival_s),
-                )
-                await self._attend(served, plan, arrival_s, scope, receive, send, permit)
+            try:
+                await self._serve(served, parsed, caller)
+            except InvalidRequest as error:  # of before the answer: the stable one may be able to
+                stable = self._state.served()
+                if parsed.wish.pinned is not None or served is stable:
+                    raise
+                log.info("the canary %s refuses a call: %s", served.version, error)
+                await self._serve(stable, parsed.pinned_to(stable.version), caller)
+
+    async def _serve(self, served: ServedModel, parsed: ParsedCall, caller: _Caller) -> None:
+        note_version(served.version)
+        with self._state.versions.call(served):
+            plan = await served.for_body(
+                caller.body, lambda: self._plan(served, parsed, caller.head)
+            )
+            note(priority_class=plan.priority_class.name)
+            caller.permit.settle(
+                plan.priority_class,
+                plan.num_choices,
+                param="n" if plan.num_prompts == 1 else "prompt",
+                num_tokens=most_tokens(plan.sampling, served),
+                limits=plan.time_limits.after(caller.clock() - caller.arrival_s),
+            )
+            await self._attend(
+                served,
+                plan,
+                caller.arrival_s,
+                caller.scope,
+                caller.receive,
+                caller.send,
+                caller.permit,
+            )
 
     async def _parsed(self, body: bytes, head: CallHead) -> ParsedCall:
         """On the stable model's threads, which must not end meanwhile."""
