@@ -6,6 +6,7 @@ one.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -96,8 +97,10 @@ class GenerationEndpoint(ABC):
                 permit.release("left")
                 return
             parsed = await self._parsed(body, head)
-            await self._state.door.go_through()
             caller = _Caller(body, head, arrival_s, clock, scope, receive, send, permit)
+            if not await self._has_passed_door(parsed, caller):
+                permit.release("left")
+                return
             served = parsed.wish.choose(self._state.versions, parsed.key)
             try:
                 await self._serve(served, parsed, caller)
@@ -107,6 +110,28 @@ class GenerationEndpoint(ABC):
                     raise
                 log.info("the canary %s refuses a call: %s", served.version, error)
                 await self._serve(stable, parsed.pinned_to(stable.version), caller)
+
+    async def _has_passed_door(self, parsed: ParsedCall, caller: _Caller) -> bool:
+        """False: the client left in a pause."""
+        door = self._state.door
+        if door.pause is None:
+            await door.go_through()
+            return True
+        asked = caller.head.claim.settled(parsed.fields.priority)
+        limits = caller.head.limits_of(asked, parsed.fields.timeout, self._state)
+        left = limits.after(caller.clock() - caller.arrival_s)
+        waiting = asyncio.ensure_future(door.go_through(left))
+        try:
+            with Departure(caller.receive) as departure:
+                departure.call(waiting.cancel)
+                await asyncio.wait({waiting})
+                if departure.has_happened:
+                    log.info("499 %s: the client left in a pause", caller.scope["path"])
+                    return False
+            waiting.result()
+        finally:
+            waiting.cancel()
+        return True
 
     async def _serve(self, served: ServedModel, parsed: ParsedCall, caller: _Caller) -> None:
         note_version(served.version)
