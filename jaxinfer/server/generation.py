@@ -121,9 +121,13 @@ class GenerationEndpoint(ABC):
         limits = caller.head.limits_of(asked, parsed.fields.timeout, self._state)
         left = limits.after(caller.clock() - caller.arrival_s)
         waiting = asyncio.ensure_future(door.go_through(left))
+
+        def leave() -> None:
+            waiting.cancel()
+
         try:
             with Departure(caller.receive) as departure:
-                departure.call(waiting.cancel)
+                departure.call(leave)
                 await asyncio.wait({waiting})
                 if departure.has_happened:
                     log.info("499 %s: the client left in a pause", caller.scope["path"])
