@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from jaxinfer.canary.facts import RequestFacts
 from jaxinfer.config import SamplingParams, Truncate
 from jaxinfer.constraint import Constraint
 from jaxinfer.errors import (
     InvalidRequest,
     JaxInferError,
 )
-from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.server.admission import Permit
 from jaxinfer.server.answered import Account
 from jaxinfer.server.body import read_body
@@ -69,6 +70,18 @@ class _Caller:
     permit: Permit
 
 
+def _refused(version: str, key: str) -> RequestFacts:
+    """That users would miss what the other version answers."""
+    return RequestFacts(
+        version=version,
+        finish=FinishReason.ERROR,
+        num_output_tokens=0,
+        repetition=0.0,
+        ttft_s=None,
+        key=key,
+    )
+
+
 class GenerationEndpoint(ABC):
     """An ASGI endpoint.
 
@@ -110,6 +123,7 @@ class GenerationEndpoint(ABC):
                     raise
                 log.info("the canary %s refuses a call: %s", served.version, error)
                 await self._serve(stable, parsed.pinned_to(stable.version), caller)
+                self._state.note_request(_refused(served.version, parsed.key))
 
     async def _has_passed_door(self, parsed: ParsedCall, caller: _Caller) -> bool:
         """False: the client left in a pause."""

@@ -417,12 +417,15 @@ def test_what_a_canary_refuses_the_stable_version_answers_as_without_a_canary():
         for stream in (False, True):
             reply = house.post("/v1/completions", {**long, "stream": stream})
             assert (reply.status_code, reply.headers[HEADER]) == (200, "v1"), reply.text
-        assert [facts.version for facts in told] == ["v2"]  # the others judge nobody
+        house.wait_until(lambda: len(told) == 3)
+        ends = [(facts.version, facts.finish) for facts in told]
+        assert ends == [("v2", FinishReason.LENGTH)] + [("v2", FinishReason.ERROR)] * 2
         pinned = house.post("/v1/completions", long, headers={HEADER: "v2"})
         assert (pinned.status_code, pinned.headers[HEADER]) == (400, "v2")
         bad = house.post("/v1/completions", {**long, "prompt": "z" * 300})
         assert (bad.status_code, bad.headers[HEADER]) == (400, "v1")
         assert "256" in bad.json()["error"]["message"]
         house.wait_until_idle()
+        assert len(told) == 3  # what nobody answers judges nobody
         assert house.state.admission.num_open == 0
         assert house.on_loop(lambda: house.state.versions.num_calls(canary.version)) == 0
