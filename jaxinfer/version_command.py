@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -153,12 +153,20 @@ class _VersionCommand:
             found = [version for version in there if version.startswith(given)]
         elif role is not None:
             found = [card["version"] for card in report["versions"] if card["role"] == role]
-        else:
-            found = [report["rollout"]["version"]] if goes_back(report["rollout"]) else []
+        elif goes_back(report["rollout"]):
+            found = [report["rollout"]["version"]]
+        else:  # a load that failed is behind the promotion that can still be taken back
+            found = _taken_back(report["versions"]) if self._args.command == "rollback" else []
         if len(found) == 1:
             return found[0]
         wanted = "no version is tried" if given is None else f"{given!r} begins none, or several"
         raise ConfigError(f"{wanted}; there is {', '.join(there) or 'none'}")
+
+
+def _taken_back(cards: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The stable version, while the one before it stands by."""
+    by_role = {card["role"]: card["version"] for card in cards}
+    return [by_role["stable"]] if "standby" in by_role else []
 
 
 def _exit_code(rollout: Mapping[str, Any] | None) -> int:

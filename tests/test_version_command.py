@@ -170,12 +170,22 @@ def test_an_action_names_its_version_or_means_the_one_that_is_tried(
 def test_a_version_that_is_none_or_several_is_no_version(
     locked: House, rollouts: ScriptedRollouts, words: list[str]
 ):
-    rollouts.versions.append(version("v2", "standby", 0.0))
+    rollouts.versions.append(version("v2", "leaving", 0.0))
     rollouts.rollout = rollout("v2", "rolled_back")
     code, out, err = command(locked, *words)
     assert (code, out) == (2, "")
     assert "there is v1, v2" in err
     assert rollouts.told == []
+
+
+def test_a_promotion_is_rolled_back_though_a_load_has_failed_behind_it(
+    locked: House, rollouts: ScriptedRollouts
+):
+    rollouts.versions = [version("v1", "standby", 0.0), version("v2", "stable", 1.0)]
+    rollouts.rollout = rollout("models/v3", "failed")
+    assert command(locked, "rollback")[0] == 0
+    assert rollouts.told == [("roll_back", "v2")]
+    assert command(locked, "promote")[0] == 2
 
 
 def test_what_the_server_refuses_is_said_and_is_a_1(locked: House, rollouts: ScriptedRollouts):

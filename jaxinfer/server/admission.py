@@ -218,7 +218,7 @@ class Permit:
         num_tokens: int = 0,
         limits: TimeLimits = NO_LIMITS,
     ) -> None:
-        """What the call is, once that is known.
+        """What the call is, once that is known; again when another version answers instead.
 
         Args:
             count: choices in all.
@@ -228,8 +228,8 @@ class Permit:
         Raises: Overloaded, and the permit stays as it is; InvalidRequest when `count` can never
             fit.
         """
-        assert self._ticket is None, "settled before"
         admission = self._admission
+        self._unsettle()
         if count > admission.most(asked):
             raise InvalidRequest(
                 f"the call asks for {count} choices (prompts times n); at most "
@@ -242,6 +242,13 @@ class Permit:
         self.priority_class, self._count = asked, 0
         self.take(count)
         self._ticket = admission.forecast.enter(asked.priority, count, count * num_tokens, estimate)
+
+    def _unsettle(self) -> None:
+        """As it was before `settle`, but for the class and the number of choices."""
+        self._give_back_tokens(self._num_tokens)
+        if self._ticket is not None:
+            self._admission.forecast.leave(self._ticket, "left")
+            self._ticket = None
 
     def charge(self, num_prompt_tokens: int) -> None:
         """The prompts' tokens, all together, once they are known; after `settle`.

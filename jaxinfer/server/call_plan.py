@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
@@ -44,6 +44,10 @@ class ParsedCall:
         fields, unknown = parse(body, wire)
         wish = VersionWish.read(headers, fields.model, names)
         return cls(fields, unknown, wish, key_of(fields, headers.get(CONVERSATION_HEADER)))
+
+    def pinned_to(self, version: str) -> ParsedCall:
+        """The same call, and no other version may answer it."""
+        return replace(self, wish=replace(self.wish, pinned=version))
 
 
 @dataclass(frozen=True, slots=True)

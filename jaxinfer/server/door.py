@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 
-from jaxinfer.errors import Unavailable
+from jaxinfer.errors import DeadlineExceeded, Overloaded, Unavailable
+from jaxinfer.server.time_limits import NO_LIMITS, TimeLimits
 
 BARRED_RETRY_S = 60.0
+PAUSE_RETRY_S = 5.0
 
 
 class Door:
@@ -31,8 +33,27 @@ class Door:
         """Why nobody passes any more; None: the door opens and shuts."""
         return self._fault
 
-    async def go_through(self) -> None:
-        """Waits while it is shut. Raises: Unavailable when it will not open again."""
+    async def go_through(self, left: TimeLimits = NO_LIMITS) -> None:
+        """Waits while it is shut, as long as a call has.
+
+        Raises: Unavailable when it will not open again; Overloaded, DeadlineExceeded when the time
+            is over.
+        """
+        pause = self._pause
+        seconds = left.within(TimeLimits(left.queue_timeout_s)).timeout_s
+        try:
+            async with asyncio.timeout(None if pause is None else seconds):
+                await self._opening()
+        except TimeoutError:
+            if seconds == left.timeout_s:
+                raise DeadlineExceeded(f"the time limit passed in a pause: {pause}") from None
+            raise Overloaded(
+                f"the time to wait passed in a pause: {pause}; try again later",
+                retry_after_s=PAUSE_RETRY_S,
+                code="queue_timeout",
+            ) from None
+
+    async def _opening(self) -> None:
         while True:
             if self._fault is not None:
                 raise Unavailable(self._fault, retry_after_s=BARRED_RETRY_S)

@@ -6,21 +6,24 @@ one.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from jaxinfer.canary.facts import RequestFacts
 from jaxinfer.config import SamplingParams, Truncate
 from jaxinfer.constraint import Constraint
 from jaxinfer.errors import (
     InvalidRequest,
     JaxInferError,
 )
-from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.server.admission import Permit
 from jaxinfer.server.answered import Account
 from jaxinfer.server.body import read_body
@@ -53,6 +56,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """What stays the same whichever version answers."""
+
+    body: bytes
+    head: CallHead
+    arrival_s: float
+    clock: Callable[[], float]
+    scope: Scope
+    receive: Receive
+    send: Send
+    permit: Permit
+
+
+def _refused(version: str, key: str) -> RequestFacts:
+    """That users would miss what the other version answers."""
+    return RequestFacts(
+        version=version,
+        finish=FinishReason.ERROR,
+        num_output_tokens=0,
+        repetition=0.0,
+        ttft_s=None,
+        key=key,
+    )
+
+
 class GenerationEndpoint(ABC):
     """An ASGI endpoint.
 
@@ -81,20 +110,70 @@ class GenerationEndpoint(ABC):
                 permit.release("left")
                 return
             parsed = await self._parsed(body, head)
-            await self._state.door.go_through()
+            caller = _Caller(body, head, arrival_s, clock, scope, receive, send, permit)
+            if not await self._has_passed_door(parsed, caller):
+                permit.release("left")
+                return
             served = parsed.wish.choose(self._state.versions, parsed.key)
-            note_version(served.version)
-            with self._state.versions.call(served):
-                plan = await served.for_body(body, lambda: self._plan(served, parsed, head))
-                note(priority_class=plan.priority_class.name)
-                permit.settle(
-                    plan.priority_class,
-                    plan.num_choices,
-                    param="n" if plan.num_prompts == 1 else "prompt",
-                    num_tokens=most_tokens(plan.sampling, served),
-                    limits=plan.time_limits.after(clock() - arrival_s),
-                )
-                await self._attend(served, plan, arrival_s, scope, receive, send, permit)
+            try:
+                await self._serve(served, parsed, caller)
+            except InvalidRequest as error:  # of before the answer: the stable one may be able to
+                stable = self._state.served()
+                if parsed.wish.pinned is not None or served is stable:
+                    raise
+                log.info("the canary %s refuses a call: %s", served.version, error)
+                await self._serve(stable, parsed.pinned_to(stable.version), caller)
+                self._state.note_request(_refused(served.version, parsed.key))
+
+    async def _has_passed_door(self, parsed: ParsedCall, caller: _Caller) -> bool:
+        """False: the client left in a pause."""
+        door = self._state.door
+        if door.pause is None:
+            await door.go_through()
+            return True
+        asked = caller.head.claim.settled(parsed.fields.priority)
+        limits = caller.head.limits_of(asked, parsed.fields.timeout, self._state)
+        left = limits.after(caller.clock() - caller.arrival_s)
+        waiting = asyncio.ensure_future(door.go_through(left))
+
+        def leave() -> None:
+            waiting.cancel()
+
+        try:
+            with Departure(caller.receive) as departure:
+                departure.call(leave)
+                await asyncio.wait({waiting})
+                if departure.has_happened:
+                    log.info("499 %s: the client left in a pause", caller.scope["path"])
+                    return False
+            waiting.result()
+        finally:
+            waiting.cancel()
+        return True
+
+    async def _serve(self, served: ServedModel, parsed: ParsedCall, caller: _Caller) -> None:
+        note_version(served.version)
+        with self._state.versions.call(served):
+            plan = await served.for_body(
+                caller.body, lambda: self._plan(served, parsed, caller.head)
+            )
+            note(priority_class=plan.priority_class.name)
+            caller.permit.settle(
+                plan.priority_class,
+                plan.num_choices,
+                param="n" if plan.num_prompts == 1 else "prompt",
+                num_tokens=most_tokens(plan.sampling, served),
+                limits=plan.time_limits.after(caller.clock() - caller.arrival_s),
+            )
+            await self._attend(
+                served,
+                plan,
+                caller.arrival_s,
+                caller.scope,
+                caller.receive,
+                caller.send,
+                caller.permit,
+            )
 
     async def _parsed(self, body: bytes, head: CallHead) -> ParsedCall:
         """On the stable model's threads, which must not end meanwhile."""

@@ -278,7 +278,7 @@ class _Serving:
                 "num_pages": engine.pool_stats.pages_total,
                 "enable_prefix_caching": settings.engine.cache.enable_prefix_caching,
             },
-            memory_bytes=built.memory_bytes,
+            memory_source=lambda: built.memory_bytes,
             startup_s={**built.summary.get("seconds", {}), "total": seconds},
             pool_source=lambda: self._state.pool_stats,
             compile_source=built.compile_events,

@@ -140,7 +140,7 @@ class Metrics:
         *,
         version: str,
         cache_config: Mapping[str, object],
-        memory_bytes: Mapping[str, int],
+        memory_source: Callable[[], Mapping[str, int]],
         startup_s: Mapping[str, float],
         pool_source: Callable[[], PoolStats | None],
         compile_source: Callable[[], Mapping[str, int]],
@@ -149,7 +149,7 @@ class Metrics:
 
         Args:
             cache_config: shown as labels of cache_config_info.
-            memory_bytes: the plan, by kind.
+            memory_source: asked at each scrape: what all versions hold, by kind; see MemoryMetrics.
             startup_s: seconds by phase; some pass side by side.
             pool_source: asked at each scrape, so that the gauges are right also when no step runs:
                 the pools of all engines together.
@@ -159,7 +159,7 @@ class Metrics:
         self._cache_config.info({k: str(v) for k, v in cache_config.items()})
         for phase, seconds in startup_s.items():
             self._startup(phase).set(seconds)
-        self._memory.on_loaded(memory_bytes)
+        self._memory.on_loaded(memory_source)
         self._pool_source = pool_source
         self._compile_source = compile_source
 
@@ -167,7 +167,6 @@ class Metrics:
 
     def memory_by_kind(self) -> dict[str, int]:
         """Bytes now; see MemoryMetrics."""
-        self._memory.weights_bytes = self._versions.weights_bytes
         return self._memory.by_kind(self._pool_source())
 
     def by_version(self) -> list[dict[str, Any]]:
@@ -187,7 +186,6 @@ class Metrics:
     def _refresh(self) -> None:
         pool = self._pool_source()
         self._engine.refresh(pool, self._compile_source())
-        self._memory.weights_bytes = self._versions.weights_bytes
         self._memory.refresh(pool)
         stable = self._versions.stable
         if stable is not None:

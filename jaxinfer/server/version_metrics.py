@@ -86,11 +86,6 @@ class VersionMetrics(Collector):
         self._versions = versions
 
     @property
-    def weights_bytes(self) -> int:
-        """Of all versions that are here."""
-        return sum(model.weights_bytes for model in self._here())
-
-    @property
     def stable(self) -> str | None:
         model = None if self._versions is None else self._versions.stable
         return None if model is None else model.version

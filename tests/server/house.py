@@ -433,7 +433,7 @@ def open_house(
             metrics.on_loaded(
                 version="v1",
                 cache_config={"page_size": 8},
-                memory_bytes={"weights": 1000},
+                memory_source=lambda: {"weights": 1000},
                 startup_s={"load": 0.5},
                 pool_source=lambda: state.pool_stats,
                 compile_source=lambda: {"startup": 1, "serving": 0},

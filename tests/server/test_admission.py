@@ -282,3 +282,16 @@ def test_a_failed_call_frees_its_seat_and_proves_nothing_of_the_servers_speed():
     after = admission.forecast.estimate(0, 100)
     assert after is not None
     assert after.run_s == pytest.approx(before.run_s, rel=0.05)
+
+
+def test_a_permit_that_is_settled_again_has_given_back_what_it_had():
+    admission = Admission(99, max_tokens=800, clock=FakeClock())
+    permit = settled(admission, 300, 100)
+    permit.settle(NORMAL, 2, param="n", num_tokens=50)
+    assert (admission.num_open, admission.open_tokens_of("normal")) == (2, 0)
+    permit.charge(10)
+    assert admission.open_tokens_of("normal") == 110
+    assert admission.forecast.num_waiting(NORMAL.priority) == 1
+    permit.release()
+    assert (admission.num_open, admission.open_tokens_of("normal")) == (0, 0)
+    assert admission.forecast.num_waiting(NORMAL.priority) == 0

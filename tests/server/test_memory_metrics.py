@@ -23,7 +23,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryMetrics:
 
 
 def test_the_pool_is_divided_by_its_pages(memory: MemoryMetrics):
-    memory.on_loaded(PLAN)
+    memory.on_loaded(lambda: PLAN)
     sizes = memory.by_kind(POOL)
     assert set(sizes) == set(KINDS)
     assert (sizes["kv_used"], sizes["kv_cached"], sizes["kv_free"]) == (400, 500, 100)
@@ -32,18 +32,26 @@ def test_the_pool_is_divided_by_its_pages(memory: MemoryMetrics):
 
 
 def test_on_a_gpu_all_that_is_resident_is_the_process(memory: MemoryMetrics):
-    memory.on_loaded(PLAN)
+    memory.on_loaded(lambda: PLAN)
     assert memory.by_kind(POOL)["process"] == 2000
 
 
 def test_on_a_cpu_the_process_is_what_is_none_of_the_plan(memory: MemoryMetrics):
-    memory.on_loaded(PLAN | {"process": 300})
+    memory.on_loaded(lambda: PLAN | {"process": 300})
     assert memory.by_kind(POOL)["process"] == 2000 - 1520
 
 
 def test_memory_that_was_planned_and_not_touched_leaves_no_negative_rest(memory: MemoryMetrics):
-    memory.on_loaded(PLAN | {"process": 300, "kv_pool": 9000})
+    memory.on_loaded(lambda: PLAN | {"process": 300, "kv_pool": 9000})
     assert memory.by_kind(POOL)["process"] == 0
+
+
+def test_an_engine_that_comes_and_goes_is_none_of_the_process(memory: MemoryMetrics):
+    now = PLAN | {"process": 300}
+    memory.on_loaded(lambda: now)
+    now = now | {"programs": 40, "kv_pool": 1400}
+    sizes = memory.by_kind(POOL)
+    assert (sizes["kv_used"], sizes["kv_pool"], sizes["process"]) == (560, 1400, 2000 - 1940)
 
 
 def test_before_there_is_a_model_only_the_process_is_known(memory: MemoryMetrics):

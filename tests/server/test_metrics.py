@@ -80,10 +80,11 @@ def test_counters_since_start_are_not_counted_twice():
 
 def test_gauges_are_read_at_the_scrape():
     metrics, compiled = Metrics("m"), {"startup": 9, "serving": 0}
+    memory = {"weights": 500, "kv_pool": 1000}
     metrics.on_loaded(
         version="v9",
         cache_config={"page_size": 64, "num_pages": 10},
-        memory_bytes={"weights": 500, "kv_pool": 1000},
+        memory_source=lambda: memory,
         startup_s={"load": 1.5, "total": 2.5},
         pool_source=lambda: POOL,
         compile_source=lambda: compiled,

@@ -669,6 +669,26 @@ def test_where_the_version_before_cannot_be_read_again_the_process_is_ill_too(tm
     run(scenario, tmp_path)
 
 
+def test_a_server_that_shuts_down_in_a_pause_loses_no_weights(tmp_path: Path):
+    async def scenario(w: World) -> None:
+        w.source.ways["v2"] = Way(manner="stream")
+        w.runner.gate.clear()
+        await w.order("v2")
+        await until(lambda: w.core.versions == ("v2",) and w.core.has_requests)
+        waiting = asyncio.create_task(w.say())
+        w.state.begin_drain(5)
+        w.rollouts.stop()
+        w.runner.gate.set()
+        await w.state.drain_engines(5)
+        await until(lambda: w.phase == "failed")
+        assert w.reason == "the server shuts down"
+        assert w.state.door.fault is None
+        with pytest.raises(Unavailable, match="the server shuts down"):
+            await waiting
+
+    run(scenario, tmp_path)
+
+
 # ---- the same version once more
 
 

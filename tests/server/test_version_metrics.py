@@ -80,7 +80,6 @@ def test_each_version_counts_for_itself(versions: ServedVersions):
     assert [found[f"version_share[{v}]"] for v in ("v1", "v2")] == [0.75, 0.25]
     assert found["version_role[v1,stable]"] == found["version_role[v2,canary]"] == 1
     assert [found[f"version_weights_bytes[{v}]"] for v in ("v1", "v2")] == [1000, 500]
-    assert metrics.memory_by_kind()["weights"] == 1500
 
 
 def test_series_go_with_their_version_and_a_new_one_begins_at_0(versions: ServedVersions):

@@ -405,3 +405,27 @@ def test_a_call_that_has_chosen_and_not_begun_is_waited_for():
         done.result(5)
         house.wait_until(lambda: house.runner.dropped == ["v1"])
         assert ask(house) == "v2"
+
+
+def test_what_a_canary_refuses_the_stable_version_answers_as_without_a_canary():
+    with open_house() as house:
+        canary = house.add_engine("v2", share=1.0, max_model_len=64, marks=())
+        told: list[RequestFacts] = []
+        house.state.on_request = told.append
+        assert ask(house) == "v2"
+        long = {"prompt": "z" * 100 + "a", "max_tokens": 4, "temperature": 0}
+        for stream in (False, True):
+            reply = house.post("/v1/completions", {**long, "stream": stream})
+            assert (reply.status_code, reply.headers[HEADER]) == (200, "v1"), reply.text
+        house.wait_until(lambda: len(told) == 3)
+        ends = [(facts.version, facts.finish) for facts in told]
+        assert ends == [("v2", FinishReason.LENGTH)] + [("v2", FinishReason.ERROR)] * 2
+        pinned = house.post("/v1/completions", long, headers={HEADER: "v2"})
+        assert (pinned.status_code, pinned.headers[HEADER]) == (400, "v2")
+        bad = house.post("/v1/completions", {**long, "prompt": "z" * 300})
+        assert (bad.status_code, bad.headers[HEADER]) == (400, "v1")
+        assert "256" in bad.json()["error"]["message"]
+        house.wait_until_idle()
+        assert len(told) == 3  # what nobody answers judges nobody
+        assert house.state.admission.num_open == 0
+        assert house.on_loop(lambda: house.state.versions.num_calls(canary.version)) == 0
