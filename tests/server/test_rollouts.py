@@ -507,6 +507,23 @@ def test_under_calls_no_swap_costs_a_call_or_mixes_an_answer(tmp_path: Path, man
     run(scenario, tmp_path)
 
 
+def test_a_version_with_a_long_call_leaves_those_alone_that_came_meanwhile(tmp_path: Path):
+    async def scenario(w: World) -> None:
+        await w.canary()
+        with w.state.versions.call(w.state.versions.choose("a slow reader", "v2")):
+            await w.rollouts.roll_back("v2")
+            await asyncio.sleep(0)
+            await w.canary("v3")
+            await w.rollouts.promote("v3")
+            await w.rollouts.drop("v1")
+            await until(lambda: w.role("v1") is None)
+        await until(lambda: w.role("v2") is None)
+        assert w.engine.is_alive
+        assert await w.say() == "ceg"
+
+    run(scenario, tmp_path)
+
+
 # ---- a version with an engine of its own
 
 
@@ -542,6 +559,22 @@ def test_the_first_engine_is_given_back_when_another_engines_version_has_taken_o
             await w.order("v3")
 
     run(scenario, tmp_path, free_first=lambda: freed.append("first"))
+
+
+def test_the_last_versions_of_an_engine_may_leave_it_at_once(tmp_path: Path):
+    async def scenario(w: World) -> None:
+        await w.canary()
+        v1, v2 = (w.state.versions.choose("a slow reader", name) for name in ("v1", "v2"))
+        with w.state.versions.call(v1), w.state.versions.call(v2):
+            await w.rollouts.roll_back("v2")
+            await w.canary("v3", manner="engine")
+            await w.rollouts.promote("v3")
+            await w.rollouts.drop("v1")
+        await until(lambda: w.role("v1") is w.role("v2") is None)
+        assert not w.engine.is_alive
+        assert await w.say() == "ceg"
+
+    run(scenario, tmp_path)
 
 
 def test_a_canary_whose_engine_dies_is_rolled_back(tmp_path: Path):
