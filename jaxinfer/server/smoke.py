@@ -111,6 +111,7 @@ async def _answer(model: ServedModel, wanted: Recorded, where: str) -> str:
             deadline_s=now + SMOKE_S,
             priority=PRIORITY,
             version=model.version,
+            is_shadow=True,
         )
         outputs = [output async for output in engine.submit(request)]
     except InvalidRequest as error:

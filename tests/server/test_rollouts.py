@@ -411,6 +411,7 @@ def test_a_canary_whose_steps_all_fail_is_rolled_back_and_the_stable_one_serves_
         await until(lambda: w.phase == "rolled_back")
         assert await w.say() == "bcd"
         assert w.state.refusal() is None
+        assert w.rollouts.status()["decisions"][-1]["by"] in ("server", "signal")
         await until(lambda: w.role("v2") is None)
 
     run(scenario, tmp_path)
@@ -585,6 +586,7 @@ def test_a_canary_whose_engine_dies_is_rolled_back(tmp_path: Path):
             await w.say(pinned="v2")
         w.rollouts.tick()
         assert (w.phase, w.reason) == ("rolled_back", "the engine thread has ended")
+        assert w.rollouts.status()["decisions"][-1]["by"] == "server"
         assert await w.say() == "bcd"
         assert w.state.ailment() is None
         await until(lambda: w.role("v2") is None)
@@ -734,6 +736,10 @@ def test_a_reload_that_fails_leaves_the_version_as_it_was(tmp_path: Path):
         w.source.ways["v1"] = Way(load_error=CheckpointError("v1: truncated"))
         await w.rollouts.reload("v1", within_s=0)
         await until(lambda: w.rollouts.status()["reload"] is None)
+        w.source.ways["v1"] = Way(shift=0, install_error=Conflict("not now"))
+        await w.rollouts.reload("v1", within_s=0)
+        await until(lambda: w.rollouts.status()["reload"] is None)
+        assert w.source.discarded == ["v1"]
         assert await w.say() == "bcd"
         await w.canary()
 
