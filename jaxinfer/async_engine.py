@@ -361,6 +361,7 @@ class AsyncEngine:
             self._inbox.extendleft(reversed(self._aside))
             self._aside.clear()
             self._ids_aside.clear()
+            self._wakeup.set()  # for these, whatever has been taken as the sign of the end
 
     def _has_to_wait(self, message: _Message) -> bool:
         """For the end of a hold: what is new, and what is about something new."""

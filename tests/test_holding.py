@@ -53,6 +53,25 @@ def test_a_hold_that_takes_too_long_is_given_up_and_all_goes_on():
     run(scenario)
 
 
+def test_what_waited_for_a_hold_that_was_given_up_does_not_wait_for_more(monkeypatch):
+    monkeypatch.setattr("jaxinfer.async_engine.IDLE_TURN_S", 60.0)
+
+    async def scenario() -> None:
+        async with running() as engine:
+            engine._max_unread_tokens = 2
+            unread = engine.submit(request("unread", max_tokens=50))
+            await until(lambda: engine.pool_stats.num_running == 0)  # paused
+            held = asyncio.create_task(engine.hold(0.05))
+            await asyncio.sleep(0)
+            short = engine.submit(request("short", max_tokens=2))
+            with pytest.raises(Unavailable):
+                await held
+            assert await asyncio.wait_for(tokens_of(short), 10) == greedy_continuation(PROMPT, 2)
+            unread.close()
+
+    run(scenario)
+
+
 def test_a_deadline_runs_on_while_the_engine_is_held():
     async def scenario() -> None:
         async with running() as engine:
