@@ -340,7 +340,7 @@ class Engine:
         started_s = self._clock()
         _log.error("scheduler and KV pool are made anew", exc_info=error)
         blamed = self._blamed(error)
-        version = blamed[0].version if blamed else self.version
+        versions = dict.fromkeys(s.version for s in blamed) or {self.version: None}
         hopeless = self._scheduler.blame(blamed)
         self._flights.clear()
         before, self._scheduler = self._scheduler, self._make_scheduler()
@@ -349,7 +349,7 @@ class Engine:
             sequence.begin_again(choice.num_taken)
         self._scheduler.take_over(self._choices, before)
         self._num_rebuilds += 1
-        self._failed_versions.append(version)
+        self._failed_versions += versions
         if self._num_rebuilds > MAX_REBUILDS + self._scheduler.max_retries:
             raise EngineFailure(
                 f"the engine failed {self._num_rebuilds} times and no step could be read in "
