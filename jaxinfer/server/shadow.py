@@ -215,8 +215,8 @@ class Shadow:
         return await run_on(model, forced)
 
     def _tell_failure(self, run: ShadowRun) -> None:
-        """If its logits were no numbers. Of other failures it says nothing, as of runs that end well:
-        they would count for more than the stable version's. Steps that fail are judged as such.
+        """If its logits were no numbers. Of others it says nothing, as of runs that end well: they
+        would count for more than the stable version's. Steps that fail are judged as such.
         """
         self.outcomes["canary_failed"] += 1
         if not isinstance(run.error, NotNumbers):
