@@ -131,3 +131,21 @@ def test_a_hold_of_an_engine_that_dies_is_told():
                 await engine.hold(5)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_who_asked_for_a_change_is_told_when_the_engine_ends(is_closed: bool):
+    async def scenario() -> None:
+        async with running() as engine:
+            await engine.hold(5)
+            asked = asyncio.create_task(engine.change(lambda core: core.version))
+            await asyncio.sleep(0)
+            if is_closed:
+                await engine.close()
+            else:
+                engine._fail_all(SystemExit("the device is gone"))
+            with pytest.raises((EngineFailure, Unavailable)):
+                await asyncio.wait_for(asked, 10)
+            engine.release()
+
+    run(scenario)
