@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -121,14 +122,21 @@ def test_an_engine_can_be_closed_while_it_is_held():
 
 def test_a_hold_of_an_engine_that_dies_is_told():
     async def scenario() -> None:
+        is_asked = threading.Event()
+
         def die(_: object) -> None:
+            assert is_asked.wait(5)
             raise SystemExit("the device is gone")
 
         async with running(die) as engine:
             stream = engine.submit(request())
-            await stream.accepted()
-            with pytest.raises((EngineFailure, Unavailable), match="stopped"):
-                await engine.hold(5)
+            held = asyncio.create_task(engine.hold(5))
+            await asyncio.sleep(0)
+            is_asked.set()
+            with pytest.raises(EngineFailure, match="stopped"):
+                await held
+            with pytest.raises(EngineFailure):
+                await tokens_of(stream)
 
     run(scenario)
 

@@ -31,7 +31,8 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
         "quantization": "quantization",
     },
     {
-        "engine": "engine choice outputs request_rules text_cap ending_errors versions new_version",
+        "engine": "engine choice outputs request_rules text_cap ending_errors versions new_version "
+        "flights untold",
         "runtime": "runtime",
         "guidance": "guidance grammar_trial forced",
     },
