@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxinfer.errors import ConfigError
+from jaxinfer.server.build_contract import Built
 from jaxinfer.server.compile_only import compile_only
-from jaxinfer.server.lifecycle import Built, serve
+from jaxinfer.server.lifecycle import serve
 from jaxinfer.server.logs import configure_logs
 from jaxinfer.server.settings import parse
 from jaxinfer.server.startup import EXIT_BAD_FLAGS, config_line

@@ -17,12 +17,11 @@ import logging
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxinfer.batch_window import BatchWindow
+from jaxinfer.engine_inbox import Abort, Change, Hold, Inbox, Pause, Resume, Submit
 from jaxinfer.errors import EngineFailure, JaxInferError, Unavailable
 from jaxinfer.observer import Observer
 from jaxinfer.request_stream import MAX_UNREAD_TOKENS, RequestStream
@@ -39,42 +38,6 @@ IDLE_TURN_S = 1.0  # an idle thread looks this often, should a wake-up be missed
 CHANGE_WITHIN_S = 30.0
 RETRY_AFTER_S = 5.0  # told to those who come while the engine drains or after it died
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    request_id: str
-    tells_reader: bool = False  # else the stream is closed, and nobody reads
-
-
-@dataclass(frozen=True, slots=True)
-class _Pause:
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Resume:
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    change: Callable[[Engine], Any]
-    done: asyncio.Future[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Hold:
-    is_still: asyncio.Future[None]
-    is_over: threading.Event
-
-
-_Message = _Submit | _Abort | _Pause | _Resume | _Change | _Hold
 
 
 class AsyncEngine:
@@ -107,12 +70,8 @@ class AsyncEngine:
         self._window = window or BatchWindow()
         self._on_verdict = on_verdict
         self.clock = clock
-        self._inbox: deque[_Message] = deque()
-        self._held: _Hold | None = None  # as the event loop knows it
-        self._hold: _Hold | None = None  # the same, on the engine thread
-        self._aside: deque[_Message] = deque()  # what waits for its end
-        self._ids_aside: set[str] = set()
-        self._wakeup = threading.Event()
+        self._inbox = Inbox()
+        self._held: Hold | None = None  # as the event loop knows it
         self._stopping = False
         self._draining = False
         self._failure: BaseException | None = None
@@ -150,8 +109,7 @@ class AsyncEngine:
         )
         for request in requests:
             self._streams[request.request_id] = weakref.ref(stream)
-            self._inbox.append(_Submit(request))
-        self._wakeup.set()
+        self._inbox.send(*map(Submit, requests))
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -170,7 +128,7 @@ class AsyncEngine:
         """
         self._check_open()
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._send(_Change(change, done))
+        self._inbox.send(Change(change, done))
         try:
             return await asyncio.wait_for(done, CHANGE_WITHIN_S)
         except TimeoutError:
@@ -188,8 +146,8 @@ class AsyncEngine:
         """
         self._check_open()
         assert self._held is None, "it is held already"
-        held = self._held = _Hold(asyncio.get_running_loop().create_future(), threading.Event())
-        self._send(held)
+        held = self._held = Hold(asyncio.get_running_loop().create_future(), threading.Event())
+        self._inbox.send(held)
         try:
             await asyncio.wait_for(held.is_still, within_s)
         except TimeoutError:
@@ -207,7 +165,7 @@ class AsyncEngine:
         if self._held is not None:
             self._held.is_over.set()
             self._held = None
-            self._wakeup.set()
+            self._inbox.wake()
 
     async def flush_cache(self) -> int:
         """See Engine.flush_cache. Raises: as `change`."""
@@ -218,7 +176,7 @@ class AsyncEngine:
         Unknown ids are ignored.
         """
         open_ids = (i for i in request_ids if i in self._streams)
-        self._send(*(_Abort(request_id, tells_reader=True) for request_id in open_ids))
+        self._inbox.send(*(Abort(request_id, tells_reader=True) for request_id in open_ids))
 
     @property
     def vocab_size(self) -> int:
@@ -268,9 +226,12 @@ class AsyncEngine:
         await self.drain(0.0)
         self._stopping = True
         self.release()
-        self._wakeup.set()
+        self._inbox.wake()
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join, 30.0)
+        if not self._thread.is_alive():
+            error = Unavailable("the server shuts down", retry_after_s=RETRY_AFTER_S)
+            self._fail_changes(error)
 
     def _check_open(self) -> None:
         if self._failure is not None or not self._thread.is_alive():
@@ -282,9 +243,8 @@ class AsyncEngine:
         """From a stream that was closed before its end."""
         for request_id in request_ids:
             if self._streams.pop(request_id, None) is not None:
-                self._inbox.append(_Abort(request_id))
+                self._inbox.send(Abort(request_id))
         self._note_drained()
-        self._wakeup.set()
 
     def _abort_soon(self, request_ids: Sequence[str]) -> None:
         """From a stream that nobody refers to any more; the collector may run on any thread."""
@@ -292,15 +252,11 @@ class AsyncEngine:
 
     def _pause(self, request_ids: Sequence[str]) -> None:
         """From a stream with too much unread."""
-        self._send(*map(_Pause, request_ids))
+        self._inbox.send(*map(Pause, request_ids))
 
     def _resume(self, request_ids: Sequence[str]) -> None:
         """From a paused stream that has been read."""
-        self._send(*map(_Resume, request_ids))
-
-    def _send(self, *messages: _Message) -> None:
-        self._inbox.extend(messages)
-        self._wakeup.set()
+        self._inbox.send(*map(Resume, request_ids))
 
     def _stream(self, request_id: str) -> RequestStream | None:
         reference = self._streams.get(request_id)
@@ -330,24 +286,23 @@ class AsyncEngine:
             self._call(self._fail_all, error)
 
     def _turn(self) -> None:
-        if self._hold is not None:
-            self._keep_holding(self._hold)
+        if self._inbox.hold is not None:
+            self._keep_holding(self._inbox.hold)
             if self._stopping:
                 return
         is_idle = not self._engine.has_work()
         if is_idle:
             self._busy_since_s = None
             self._window.open()
-            self._wakeup.wait(IDLE_TURN_S)
+            self._inbox.wait(IDLE_TURN_S)
         self._busy_since_s = self.clock()
-        self._wakeup.clear()
         self._take_inbox()
         if is_idle:
             self._gather()
         if self._engine.has_work() or self._engine.has_requests:  # deadlines of the paused run on
             self._step()
 
-    def _keep_holding(self, hold: _Hold) -> None:
+    def _keep_holding(self, hold: Hold) -> None:
         """Stands still as soon as nothing lives, and until the end of it."""
         if not (hold.is_over.is_set() or self._engine.has_requests):
             while not self._engine.is_still:
@@ -357,18 +312,7 @@ class AsyncEngine:
             self._call(_fulfil, hold.is_still, None)
             hold.is_over.wait()
         if hold.is_over.is_set():
-            self._hold = None
-            self._inbox.extendleft(reversed(self._aside))
-            self._aside.clear()
-            self._ids_aside.clear()
-
-    def _has_to_wait(self, message: _Message) -> bool:
-        """For the end of a hold: what is new, and what is about something new."""
-        if isinstance(message, _Submit):
-            self._ids_aside.add(message.request.request_id)
-            return True
-        is_new = isinstance(message, _Change | _Hold)
-        return is_new or message.request_id in self._ids_aside
+            self._inbox.end_hold()
 
     def _gather(self) -> None:
         """Waits for company of what came first, unless it has been aborted; takes aborts at once.
@@ -379,21 +323,16 @@ class AsyncEngine:
             left_s = self._window.left_s(self.clock())
             if not left_s:
                 break
-            self._wakeup.wait(left_s)
-            self._wakeup.clear()
+            self._inbox.wait(left_s)
             self._take_inbox()
 
     def _take_inbox(self) -> None:
         accepted: list[str] = []
         refused: list[tuple[str, JaxInferError]] = []
-        changed = bool(self._inbox)
+        changed = not self._inbox.is_empty
         try:
-            while self._inbox:
-                message = self._inbox.popleft()
-                if self._hold is not None and self._has_to_wait(message):
-                    self._aside.append(message)
-                    continue
-                if not isinstance(message, _Submit):
+            for message in self._inbox.take():
+                if not isinstance(message, Submit):
                     self._take(message)
                     continue
                 error = self._submit(message.request)
@@ -407,14 +346,12 @@ class AsyncEngine:
         if changed:
             self._pool = self._engine.pool_stats()
 
-    def _take(self, message: _Abort | _Pause | _Resume | _Change | _Hold) -> None:
-        if isinstance(message, _Change):
+    def _take(self, message: Abort | Pause | Resume | Change) -> None:
+        if isinstance(message, Change):
             self._change(message)
-        elif isinstance(message, _Hold):
-            self._hold = message
-        elif isinstance(message, _Pause):
+        elif isinstance(message, Pause):
             self._engine.pause(message.request_id)
-        elif isinstance(message, _Resume):
+        elif isinstance(message, Resume):
             self._engine.resume(message.request_id)
         else:
             outputs = self._engine.abort(message.request_id)
@@ -423,7 +360,7 @@ class AsyncEngine:
                 self._pool = self._engine.pool_stats()
                 self._call(self._deliver, outputs, self.clock())
 
-    def _change(self, message: _Change) -> None:
+    def _change(self, message: Change) -> None:
         """What it raises is its caller's."""
         try:
             result = message.change(self._engine)
@@ -525,6 +462,13 @@ class AsyncEngine:
         self._note_drained()
         if self._held is not None:
             _fail(self._held.is_still, failure)
+        self._fail_changes(failure)
+
+    def _fail_changes(self, error: JaxInferError) -> None:
+        """Those that nobody makes any more."""
+        for message in self._inbox.left():
+            if isinstance(message, Change):
+                _fail(message.done, error)
 
 
 def _fulfil(future: asyncio.Future[Any], value: Any) -> None:

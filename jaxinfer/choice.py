@@ -9,9 +9,11 @@ from __future__ import annotations
 from jaxinfer.detokenizer import Detokenizer
 from jaxinfer.errors import JaxInferError
 from jaxinfer.outputs import RequestOutput, TokenLogprob, Truncation
+from jaxinfer.scheduling.batch import StepResult
 from jaxinfer.scheduling.request import FinishReason
 from jaxinfer.scheduling.sequence import Sequence
 from jaxinfer.text_cap import TextCap
+from jaxinfer.versions import ModelVersion
 
 
 class Choice:
@@ -58,6 +60,34 @@ class Choice:
         self._cap: TextCap | None = None
         if detokenizer is not None and self._max_output and sampling.truncate == "sentence":
             self._cap = TextCap(self._max_output)
+
+    @classmethod
+    def of(cls, sequence: Sequence, found: ModelVersion) -> Choice:
+        """`found`: the version of the sequence."""
+        detokenizer = None
+        if found.tokenizer is not None:
+            request, sampling = sequence.request, sequence.request.sampling
+            detokenizer = Detokenizer(
+                found.tokenizer,
+                prompt_ids=request.token_ids,
+                skip_special_tokens=sampling.skip_special_tokens,
+                stop=sampling.stop,
+                include_stop_str_in_output=sampling.include_stop_str_in_output,
+                min_tokens=sampling.min_tokens,
+                kept_special_ids=sampling.kept_special_ids,
+            )
+        return cls(sequence, eos_token_ids=found.eos_token_ids, detokenizer=detokenizer)
+
+    def logprobs_of(self, result: StepResult, row: int) -> tuple[TokenLogprob, ...]:
+        """Of the token that was sampled in this row, as far as they were asked for."""
+        num_top = self.num_logprobs
+        if num_top is None:
+            return ()
+        top: tuple[tuple[int, float], ...] = ()
+        if num_top and result.top_ids is not None and result.top_logprobs is not None:
+            ids, values = result.top_ids[row, :num_top], result.top_logprobs[row, :num_top]
+            top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+        return (TokenLogprob(int(result.token_ids[row]), float(result.logprobs[row]), top),)
 
     def take(self, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> RequestOutput:
         """What `token_id`, the sequence's newest, adds; with a finish reason if it is the last.

@@ -24,13 +24,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from jaxinfer.choice import Choice
-from jaxinfer.detokenizer import Detokenizer
 from jaxinfer.ending_errors import not_started, step_failure, too_late, words_of
 from jaxinfer.errors import (
     EngineFailure,
@@ -39,16 +36,17 @@ from jaxinfer.errors import (
     NotNumbers,
     PoolLost,
 )
+from jaxinfer.flights import Flight, Flights
 from jaxinfer.outputs import EngineStep, RequestOutput, TokenLogprob
 from jaxinfer.request_rules import RequestRules
 from jaxinfer.scheduling.batch import Batch, StepResult
 from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.request import FinishReason, Request
-from jaxinfer.scheduling.scheduled import Scheduled
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.scheduling.sequence import Sequence
 from jaxinfer.stats import PoolStats, StepStats
 from jaxinfer.tokenizer import Tokenizer
+from jaxinfer.untold import Untold
 from jaxinfer.versions import ModelVersion, Versions
 
 __all__ = ["Engine", "EngineStep", "RequestOutput", "Runner", "TokenLogprob"]
@@ -82,17 +80,6 @@ class Runner(Protocol):
     def drop_version(self, version: str) -> None:
         """Frees the parameters of a version that no step under way computes with."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A step that was dispatched and not read."""
-
-    scheduled: Scheduled
-    pending: Any  # what the runner gave for it
-    started_s: float
-    error: Exception | None  # why it could not be dispatched
-    lost: set[Sequence] = field(default_factory=set[Sequence])  # begun again since: not theirs
 
 
 class Engine:
@@ -129,11 +116,8 @@ class Engine:
         self._rules = RequestRules(vocab_size, self._scheduler.limit, tokenizer is not None)
         self._clock = clock
         self._random_seed = random_seed
-        self._flights: deque[_Flight] = deque()  # oldest first
-        self._late: list[RequestOutput] = []  # that no call of `step` has returned yet
-        self._failed_versions: list[str] = []  # the same of its other facts
-        self._num_retried = 0
-        self._rebuild_s: float | None = None
+        self._flights = Flights()
+        self._untold = Untold()
         self._num_rebuilds = 0  # since a step was read
         self._last_read_s = -math.inf
         self._last_step_s = 0.0
@@ -211,11 +195,7 @@ class Engine:
         choices: dict[Sequence, Choice] = {}
         for index in range(sampling.n):
             sequence = Sequence(request, index=index, seed=seed, version=found.name)
-            choices[sequence] = Choice(
-                sequence,
-                eos_token_ids=found.eos_token_ids,
-                detokenizer=_detokenizer(found.tokenizer, request),
-            )
+            choices[sequence] = Choice.of(sequence, found)
         try:
             for sequence in choices:  # nothing is queued before all of it could be made
                 self._scheduler.submit(sequence)
@@ -277,7 +257,7 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has something to do or to tell; not for those that are paused."""
         has_to_let_go = self._versions.has_retired and bool(self._flights)
-        return bool(self._late) or has_to_let_go or self._scheduler.has_work()
+        return bool(self._untold.outputs) or has_to_let_go or self._scheduler.has_work()
 
     @property
     def has_requests(self) -> bool:
@@ -287,7 +267,7 @@ class Engine:
     @property
     def is_still(self) -> bool:
         """Whether nothing lives, no step is under way, and all has been told."""
-        return not (self._choices or self._flights or self._late)
+        return not (self._choices or self._flights or self._untold.outputs)
 
     @property
     def pool(self) -> PagePool:
@@ -314,16 +294,12 @@ class Engine:
         except Exception as error:
             self.recover(error)
         self._let_go()
-        outputs, self._late = tuple(self._late), []
-        facts = tuple(self._failed_versions), self._num_retried, self._rebuild_s
-        self._failed_versions, self._num_retried, self._rebuild_s = [], 0, None
-        return EngineStep(outputs, stats, *facts)
+        return self._untold.tell(stats)
 
     def _let_go(self) -> None:
         """Frees retired versions that nobody needs any more."""
         if self._versions.has_retired:
-            under_way = {flight.scheduled.batch.version for flight in self._flights}
-            for version in self._versions.let_go(under_way):
+            for version in self._versions.let_go(self._flights.versions):
                 self._runner.drop_version(version)
                 if self._shares.pop(version, None) is not None:
                     self._scheduler.set_shares(self._shares)
@@ -340,7 +316,7 @@ class Engine:
         started_s = self._clock()
         _log.error("scheduler and KV pool are made anew", exc_info=error)
         blamed = self._blamed(error)
-        version = blamed[0].version if blamed else self.version
+        versions = dict.fromkeys(s.version for s in blamed) or {self.version: None}
         hopeless = self._scheduler.blame(blamed)
         self._flights.clear()
         before, self._scheduler = self._scheduler, self._make_scheduler()
@@ -349,7 +325,7 @@ class Engine:
             sequence.begin_again(choice.num_taken)
         self._scheduler.take_over(self._choices, before)
         self._num_rebuilds += 1
-        self._failed_versions.append(version)
+        self._untold.note_failure(versions, len(blamed) - len(hopeless))
         if self._num_rebuilds > MAX_REBUILDS + self._scheduler.max_retries:
             raise EngineFailure(
                 f"the engine failed {self._num_rebuilds} times and no step could be read in "
@@ -359,9 +335,8 @@ class Engine:
             self._runner.rebuild()
         except Exception as failure:
             raise EngineFailure(f"the KV pool could not be made anew: {failure}") from failure
-        self._num_retried += len(blamed) - len(hopeless)
-        self._late += self._fail(hopeless, step_failure(error, hopeless))
-        self._rebuild_s = (self._rebuild_s or 0.0) + self._clock() - started_s
+        self._untold.outputs += self._fail(hopeless, step_failure(error, hopeless))
+        self._untold.note_rebuild(self._clock() - started_s)
         self._let_go()
 
     def _blamed(self, error: Exception) -> list[Sequence]:
@@ -373,24 +348,19 @@ class Engine:
             return [trial]
         if not isinstance(error, PoolLost):
             return list(self._choices)
-        under_way = (s for f in self._flights for s in f.scheduled.sequences if s not in f.lost)
-        return [s for s in dict.fromkeys(under_way) if s in self._choices]
+        return [s for s in self._flights.sequences if s in self._choices]
 
     def _step(self, now: float) -> StepStats | None:
         self._expire(now)
         num_unread = len(self._flights)
-        is_broken_off = num_unread == MAX_UNDER_WAY or self._has_failed(-1)  # the last call
+        was_broken_off = num_unread == MAX_UNDER_WAY or self._flights.newest_has_failed  # last call
         is_long = self._last_step_s > LONG_STEP_S
-        if not is_broken_off and not (is_long and num_unread):
+        if not was_broken_off and not (is_long and num_unread):
             self._dispatch(now)
         stats = self._collect() if num_unread or (is_long and self._flights) else None
-        if self._has_failed(0):
+        if self._flights.oldest_has_failed:
             self._collect()
         return stats
-
-    def _has_failed(self, place: int) -> bool:
-        """Whether the step at this end of those under way could not be dispatched."""
-        return bool(self._flights) and self._flights[place].error is not None
 
     def _dispatch(self, now: float) -> None:
         """Starts the next step."""
@@ -401,19 +371,19 @@ class Engine:
         try:
             pending = self._runner.dispatch(scheduled.batch)
         except PoolLost as lost:
-            self._flights.append(_Flight(scheduled, None, now, lost))
+            self._flights.add(Flight(scheduled, None, now, lost))
             raise
         except Exception as failure:  # told when it is its turn to be read
             error = failure
         except BaseException:  # Ctrl-C
             error = EngineFailure("the step was broken off")
-            self._flights.append(_Flight(scheduled, None, now, error))
+            self._flights.add(Flight(scheduled, None, now, error))
             raise
-        self._flights.append(_Flight(scheduled, pending, now, error))
+        self._flights.add(Flight(scheduled, pending, now, error))
 
     def _collect(self) -> StepStats | None:
         """Waits for the oldest step, and turns each sampled token into an output."""
-        flight = self._flights[0]
+        flight = self._flights.oldest
         scheduled = flight.scheduled
         try:
             if flight.error is not None:
@@ -422,10 +392,10 @@ class Engine:
         except PoolLost:
             raise
         except Exception as error:
-            self._flights.popleft()
+            self._flights.pop()
             self._retry(flight, error)
             return None
-        self._flights.popleft()
+        self._flights.pop()
         now = self._clock()
         broken = self._scheduler.update(scheduled, result, now)
         living = (s for s in scheduled.sequences if s in self._choices and s not in flight.lost)
@@ -438,9 +408,9 @@ class Engine:
         self._num_rebuilds, self._last_step_s = 0, duration_s
         return _step_stats(scheduled.batch, num_sampled, duration_s)
 
-    def _take(self, flight: _Flight, result: StepResult, broken: list[Sequence], now: float) -> int:
+    def _take(self, flight: Flight, result: StepResult, broken: list[Sequence], now: float) -> int:
         """An output for each choice that still lives; returns how many these are."""
-        outputs, lost, num_taken = self._late, flight.lost, 0
+        outputs, lost, num_taken = self._untold.outputs, flight.lost, 0
         sampled, token_ids = flight.scheduled.sampled, result.token_ids.tolist()
         for row, (choice, token_id) in enumerate(
             zip(map(self._choices.get, sampled), token_ids, strict=True)
@@ -453,8 +423,7 @@ class Engine:
                 outputs += self._fail([choice.sequence], error)
                 continue
             try:
-                logprobs = () if choice.num_logprobs is None else _logprobs(choice, result, row)
-                output = choice.take(token_id, logprobs, now)
+                output = choice.take(token_id, choice.logprobs_of(result, row), now)
             except JaxInferError as error:  # of a grammar: this choice cannot go on
                 outputs += self._fail([choice.sequence], error)
                 continue
@@ -470,26 +439,24 @@ class Engine:
                 self._scheduler.finish(choice.sequence)
         return num_taken
 
-    def _retry(self, flight: _Flight, error: Exception) -> None:
+    def _retry(self, flight: Flight, error: Exception) -> None:
         """Lets those begin again that were in a step that failed."""
         scheduled = flight.scheduled
         _log.error("a step of %d sequences failed", len(scheduled.sequences), exc_info=error)
         self._scheduler.discard(scheduled)
         living = [s for s in scheduled.sequences if s in self._choices and s not in flight.lost]
         hopeless = self._scheduler.retry(living)
-        for later in self._flights:  # what they draw there comes of what failed
-            later.lost.update(living)
+        self._flights.lose(living)  # what they draw there comes of what failed
         if living:  # else it came of one that failed, or nobody waits for it
-            self._failed_versions.append(scheduled.batch.version)
-        self._num_retried += len(living) - len(hopeless)
-        self._late += self._fail(hopeless, step_failure(error, hopeless))
+            self._untold.note_failure((scheduled.batch.version,), len(living) - len(hopeless))
+        self._untold.outputs += self._fail(hopeless, step_failure(error, hopeless))
 
     def _expire(self, now: float) -> None:
         errors: dict[Sequence, JaxInferError] = {}
         errors |= {s: too_late(s, now) for s in self._scheduler.expire(now)}
         errors |= {s: not_started(s, now) for s in self._scheduler.expire_queued(now)}
         for sequence, error in errors.items():
-            self._late.append(self._end(sequence, FinishReason.TIMEOUT, now, error))
+            self._untold.outputs.append(self._end(sequence, FinishReason.TIMEOUT, now, error))
 
     def _fail(self, sequences: list[Sequence], error: JaxInferError) -> tuple[RequestOutput, ...]:
         now = self._clock()
@@ -513,30 +480,6 @@ class Engine:
             del self._num_live[request_id]
         self._versions.end(sequence.version)
         return self._choices.pop(sequence)
-
-
-def _detokenizer(tokenizer: Tokenizer | None, request: Request) -> Detokenizer | None:
-    if tokenizer is None:
-        return None
-    sampling = request.sampling
-    return Detokenizer(
-        tokenizer,
-        prompt_ids=request.token_ids,
-        skip_special_tokens=sampling.skip_special_tokens,
-        stop=sampling.stop,
-        include_stop_str_in_output=sampling.include_stop_str_in_output,
-        min_tokens=sampling.min_tokens,
-        kept_special_ids=sampling.kept_special_ids,
-    )
-
-
-def _logprobs(choice: Choice, result: StepResult, row: int) -> tuple[TokenLogprob, ...]:
-    num_top = choice.num_logprobs
-    top: tuple[tuple[int, float], ...] = ()
-    if num_top and result.top_ids is not None and result.top_logprobs is not None:
-        ids, values = result.top_ids[row, :num_top], result.top_logprobs[row, :num_top]
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return (TokenLogprob(int(result.token_ids[row]), float(result.logprobs[row]), top),)
 
 
 def _step_stats(batch: Batch, num_sampled: int, duration_s: float) -> StepStats:

@@ -155,25 +155,31 @@ class _Beside:
         self._loaded, self._version, self._origin = loaded, version, origin
         self._params: Params | None = params
         self._placed = placed
+        self._turn = threading.Lock()  # an engine that was slow may install what is discarded
 
     def install(self, engine: Engine) -> None:
-        if self._params is None:
-            raise Conflict(f"version {self._version.name} was installed or discarded before")
         if self._loaded.runner.is_closed:
             raise Conflict(
                 f"the engine that version {self._version.name} was loaded for is gone; load it "
                 "again, with an engine of its own"
             )
-        params, self._params = self._params, None
+        params = self._take()
+        if params is None:
+            raise Conflict(f"version {self._version.name} was installed or discarded before")
         self._loaded.add(self._version.name, params, self._origin)
         self._loaded.settle(self._placed)
         _enter(engine, self._version)
 
     def discard(self) -> None:
-        if self._params is not None:
-            self._params = None
+        if self._take() is not None:
             self._placed.free()
             self._loaded.settle(self._placed)
+
+    def _take(self) -> Params | None:
+        """Whoever is first has them."""
+        with self._turn:
+            params, self._params = self._params, None
+        return params
 
 
 class _InPlace:

@@ -56,6 +56,7 @@ class EngineStep:
 
     outputs: tuple[RequestOutput, ...]
     stats: StepStats | None  # None when nothing ran, or what ran failed
-    failed_versions: tuple[str, ...] = ()  # of each step that failed with somebody in it
+    failed_versions: tuple[str, ...] = ()
+    # of each step that failed with somebody in it, and of all who may have cost the pool
     num_retried: int = 0  # sequences that begin again for it
     rebuild_s: float | None = None  # the engine was made anew, which took so long

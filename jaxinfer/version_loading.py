@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from checkpoints.errors import CheckpointError
-from jaxinfer.config import EngineConfig, ModelSource
+from jaxinfer.config import EngineConfig
 from jaxinfer.fitting_version import FittingVersion
 from jaxinfer.found_model import FoundModel, find_model
 from jaxinfer.loaded_versions import LoadedVersions, Origin
@@ -49,10 +49,6 @@ class VersionLoading:
         may ask.
         """
         return self._loaded.bytes_by_kind()
-
-    def source_of(self, version: str) -> ModelSource:
-        """What a version of the runner was loaded from, to load it again. Raises: ConfigError."""
-        return self._loaded.origin_of(version).source
 
     def open(
         self, order: VersionOrder, on_progress: Callable[[str], None] = lambda phase: None

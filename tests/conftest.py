@@ -5,6 +5,7 @@ JAX is configured by environment, before anyone imports it: tests of the host ha
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Iterator
@@ -40,6 +41,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         if jax.default_backend() != "gpu":
             _skip(items, "gpu", f"needs an NVIDIA GPU; JAX has {jax.default_backend()} here")
+
+
+def pytest_collection_finish() -> None:
+    """As the server does when it is ready: what was imported stays, and many tests, and versions
+    that leave, have garbage collected in full.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:

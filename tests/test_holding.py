@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -49,6 +50,25 @@ def test_a_hold_that_takes_too_long_is_given_up_and_all_goes_on():
             await engine.hold(5)
             engine.release()
             engine.release()
+
+    run(scenario)
+
+
+def test_what_waited_for_a_hold_that_was_given_up_does_not_wait_for_more(monkeypatch):
+    monkeypatch.setattr("jaxinfer.async_engine.IDLE_TURN_S", 60.0)
+
+    async def scenario() -> None:
+        async with running() as engine:
+            engine._max_unread_tokens = 2
+            unread = engine.submit(request("unread", max_tokens=50))
+            await until(lambda: engine.pool_stats.num_running == 0)  # paused
+            held = asyncio.create_task(engine.hold(0.05))
+            await asyncio.sleep(0)
+            short = engine.submit(request("short", max_tokens=2))
+            with pytest.raises(Unavailable):
+                await held
+            assert await asyncio.wait_for(tokens_of(short), 10) == greedy_continuation(PROMPT, 2)
+            unread.close()
 
     run(scenario)
 
@@ -102,13 +122,38 @@ def test_an_engine_can_be_closed_while_it_is_held():
 
 def test_a_hold_of_an_engine_that_dies_is_told():
     async def scenario() -> None:
+        is_asked = threading.Event()
+
         def die(_: object) -> None:
+            assert is_asked.wait(5)
             raise SystemExit("the device is gone")
 
         async with running(die) as engine:
             stream = engine.submit(request())
-            await stream.accepted()
-            with pytest.raises((EngineFailure, Unavailable), match="stopped"):
-                await engine.hold(5)
+            held = asyncio.create_task(engine.hold(5))
+            await asyncio.sleep(0)
+            is_asked.set()
+            with pytest.raises(EngineFailure, match="stopped"):
+                await held
+            with pytest.raises(EngineFailure):
+                await tokens_of(stream)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_who_asked_for_a_change_is_told_when_the_engine_ends(is_closed: bool):
+    async def scenario() -> None:
+        async with running() as engine:
+            await engine.hold(5)
+            asked = asyncio.create_task(engine.change(lambda core: core.version))
+            await asyncio.sleep(0)
+            if is_closed:
+                await engine.close()
+            else:
+                engine._fail_all(SystemExit("the device is gone"))
+            with pytest.raises((EngineFailure, Unavailable)):
+                await asyncio.wait_for(asked, 10)
+            engine.release()
 
     run(scenario)

@@ -24,14 +24,15 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
     },
     {"server": "server", "offline": "offline"},
     {
-        "async_engine": "async_engine batch_window request_stream observer",
+        "async_engine": "async_engine engine_inbox batch_window request_stream observer",
         "rollout": "rollout rollout_log canary",
         "build": "build assembly found_model second_engine loaded_versions fitting_version "
         "own_engine_version version_loading",
         "quantization": "quantization",
     },
     {
-        "engine": "engine choice outputs request_rules text_cap ending_errors versions new_version",
+        "engine": "engine choice outputs request_rules text_cap ending_errors versions new_version "
+        "flights untold",
         "runtime": "runtime",
         "guidance": "guidance grammar_trial forced",
     },

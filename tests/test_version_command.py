@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from jaxinfer.errors import Conflict
+from jaxinfer.server.bound_port import bind
 from jaxinfer.server.edge import Edge
-from jaxinfer.server.lifecycle import bind
 from jaxinfer.version_command import run
 from jaxinfer.version_flags import parse
 from tests.server.house import House, open_house

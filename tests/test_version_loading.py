@@ -50,10 +50,10 @@ def test_two_versions_under_way_at_once_say_each_what_it_says_alone(kept: World)
     both = answers(kept.engine, kept.built.version, kept.other, None)
     ours, theirs = kept.says[kept.built.version], kept.says[kept.other]
     assert both == [ours, theirs, ours]
-    assert kept.built.version_source.source_of(kept.other).model == str(kept.theirs)
+    assert kept.built.version_source._loaded.origin_of(kept.other).source.model == str(kept.theirs)
     drop(kept, kept.other)
     with pytest.raises(ConfigError, match="expected a version that is loaded"):
-        kept.built.version_source.source_of(kept.other)
+        kept.built.version_source._loaded.origin_of(kept.other)
 
 
 def test_a_load_beside_running_requests_changes_nothing_of_them(kept: World):
@@ -86,7 +86,7 @@ def test_a_version_that_is_discarded_leaves_nothing_behind(kept: World):
 @pytest.mark.parametrize("swap_mode", ["beside", "stream"])
 def test_the_version_that_runs_is_loaded_again(kept: World, swap_mode: SwapMode):
     own = kept.built.version
-    source = kept.built.version_source.source_of(own)
+    source = kept.built.version_source._loaded.origin_of(own).source
     order = VersionOrder(source, expected_version=own, swap_mode=swap_mode)
     opened = kept.built.version_source.open(order)
     assert opened.name == own

@@ -8,7 +8,8 @@ import pytest
 
 from jaxinfer.config import SamplingParams
 from jaxinfer.engine import Engine
-from jaxinfer.errors import EngineFailure, InvalidRequest
+from jaxinfer.errors import EngineFailure, InvalidRequest, PoolLost
+from jaxinfer.scheduling.batch import Batch
 from jaxinfer.scheduling.request import FinishReason, Request
 from jaxinfer.versions import ModelVersion, Versions
 from tests.fakes import EOS, FakeRunner, FakeTokenizer, make_engine, run_all
@@ -287,6 +288,20 @@ def test_a_recovery_that_drops_the_last_step_under_way_frees_its_version():
     two.engine.recover(ZeroDivisionError("by hand"))  # e.g. of a pause: no step may follow
     assert two.runner.dropped == ["old"]
     assert not two.engine.has_work()
+
+
+def test_a_lost_pool_is_told_of_every_version_that_may_be_to_blame():
+    two = TwoVersions()
+
+    def lose(batch: Batch) -> None:
+        if batch.version == "new":
+            raise PoolLost("by hand")
+
+    two.begin(request("a", version="old", max_tokens=9), num_steps=1)
+    two.runner.on_step = lose
+    two.engine.submit(request("b", version="new"))
+    told = [two.engine.step().failed_versions for _ in range(3)]
+    assert ("old", "new") in told
 
 
 def test_a_retry_goes_on_with_the_version_that_it_began_with():

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bench.service.faults import FaultRates, Faults
-from jaxinfer.server.lifecycle import Built, serve
+from jaxinfer.server.build_contract import Built
+from jaxinfer.server.lifecycle import serve
 from jaxinfer.server.logs import configure_logs
 from jaxinfer.server.settings import parse
 

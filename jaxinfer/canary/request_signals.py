@@ -5,8 +5,11 @@ drawn by a hash, so that under the null either of a pair could have been the can
 
 - requests that began before the stage are left out, of both versions: at first only short ones of
   the canary's have ended, but long ones of the other's, too;
-- a key that chose the version counts once per stage where answers are judged: the hash drew users
-  and conversations, not their requests, and one with a habit of its own is one observation;
+- answers count from twice the longest one's time into the stage: with a small share of the steps
+  the canary's take longer, so that its short ones end first once more;
+- a key that chose the version counts once per stage where answers are judged, and where requests
+  come to nothing: the hash drew users and conversations, not their requests, and one with a habit
+  of its own is one observation;
 - what a client ended is left out.
 """
 
@@ -23,7 +26,8 @@ from jaxinfer.scheduling.request import FinishReason
 MAX_FAILING = 0.4  # share of its requests that may fail, whatever the stable version does
 MAX_DEADLINE_INCREASE = 0.1  # of the share of requests that end at their deadline
 INCIDENT_S = 0.05  # failures of the canary that are nearer to each other count as one
-MAX_KEYS = 4096  # of a version and stage that are remembered; beyond, the first may count again
+MAX_LONGEST_S = 60.0  # of an answer whose time is waited for: one that hangs blinds nobody for long
+MAX_KEYS = 4096  # of a version, kind and stage that are remembered; beyond, the first count again
 ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -60,12 +64,13 @@ class RequestSignals:
         self._outcomes = Pairing[FinishReason]()
         self._answers = Pairing[RequestFacts]()
         self._last_failed_s = self._since_s = -math.inf
-        self._counted: dict[bool, dict[str, None]] = {True: {}, False: {}}  # keys, oldest first
+        self._longest_s = 0.0  # of the answers so far
+        self._counted = _Counted()
 
     def begin_stage(self, now: float) -> None:
         """Other keys than before may get the canary."""
         self._since_s = now
-        self._counted = {True: {}, False: {}}
+        self._counted = _Counted()
         self._outcomes.forget()
         self._answers.forget()
 
@@ -79,11 +84,23 @@ class RequestSignals:
         if is_canary:
             self._failing.see(facts.finish is FinishReason.ERROR)
             self._failing.bet(facts.finish is FinishReason.ERROR)
+        has_settled = self._has_settled(facts, now)
         if facts.e2e_s is not None and now - facts.e2e_s < self._since_s:
             return
+        if facts.finish not in ANSWERED:
+            if self._counted.is_new(facts, is_canary=is_canary):
+                self._note_outcome(facts.finish, is_canary=is_canary)
+            return
         self._note_outcome(facts.finish, is_canary=is_canary)
-        if facts.finish in ANSWERED and _is_new(facts.key, self._counted[is_canary]):
+        if has_settled and self._counted.is_new(facts, is_canary=is_canary):
             self._note_answer(facts, is_canary=is_canary)
+
+    def _has_settled(self, facts: RequestFacts, now: float) -> bool:
+        """Whether long answers of this stage have had the time to end, by those before this one."""
+        has_settled = now - self._since_s >= 2.0 * self._longest_s
+        if facts.finish in ANSWERED and facts.e2e_s is not None:
+            self._longest_s = min(max(self._longest_s, facts.e2e_s), MAX_LONGEST_S)
+        return has_settled
 
     def _note_outcome(self, finish: FinishReason, *, is_canary: bool) -> None:
         pair = self._outcomes.note(finish, is_canary=is_canary)
@@ -114,13 +131,21 @@ class RequestSignals:
             self._cut.bet(difference(*cut))
 
 
-def _is_new(key: str, counted: dict[str, None]) -> bool:
-    """Whether it is not among them; it is then."""
-    if not key:
+class _Counted:
+    """Whose answers, and whose requests that came to nothing, were counted: keys, oldest first."""
+
+    def __init__(self) -> None:
+        self._keys: dict[tuple[bool, FinishReason], dict[str, None]] = {}
+
+    def is_new(self, facts: RequestFacts, *, is_canary: bool) -> bool:
+        """Whether its key is not among those of its version and kind; it is then."""
+        kind = FinishReason.STOP if facts.finish in ANSWERED else facts.finish
+        if not facts.key:
+            return True
+        keys = self._keys.setdefault((is_canary, kind), {})
+        if facts.key in keys:
+            return False
+        if len(keys) >= MAX_KEYS:
+            del keys[next(iter(keys))]
+        keys[facts.key] = None
         return True
-    if key in counted:
-        return False
-    if len(counted) >= MAX_KEYS:
-        del counted[next(iter(counted))]
-    counted[key] = None
-    return True

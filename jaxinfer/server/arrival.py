@@ -135,6 +135,12 @@ class Arrival:
             self._opened.close()
             self._opened = None
 
+    async def give_back(self) -> None:
+        """As `discard`; also what was loaded, unless the engine has it."""
+        self.discard()
+        if self.slot.discard is not None:
+            await asyncio.to_thread(self.slot.discard)
+
     async def wait_for_quiet(self, within_s: float) -> None:
         """Returns when no call was open for QUIET_S, or after `within_s`."""
         clock, state = self._shop.clock, self._shop.state

@@ -147,7 +147,7 @@ class Incoming:
         try:
             await reload(arrival, stable, within_s=within_s, on_found=lambda: _fulfil(found))
         except Exception as error:
-            arrival.discard()
+            await arrival.give_back()
             _refuse(found, error)
             log.error("version %s was not read again: %s", stable.name, reason_of(error))
         else:

@@ -10,31 +10,27 @@ import asyncio
 import gc
 import logging
 import os
-import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import Context
-from pathlib import Path
-from random import Random
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import uvicorn
 
-from jaxinfer.rollout_log import RolloutLog
 from jaxinfer.server.app import create_app
+from jaxinfer.server.bound_port import bind
+from jaxinfer.server.build_contract import Build, Built
 from jaxinfer.server.connection import protocol
-from jaxinfer.server.decision_book import before_this_start
 from jaxinfer.server.growth_alarm import GrowthAlarm
 from jaxinfer.server.long_work import LongWork
 from jaxinfer.server.memory_watch import MemoryWatch
 from jaxinfer.server.metrics import Metrics
-from jaxinfer.server.rollouts import Rollouts
+from jaxinfer.server.rollout_wiring import make_rollouts
 from jaxinfer.server.serve_model import ModelServing
 from jaxinfer.server.settings import ServeSettings
-from jaxinfer.server.shadow import Shadow
 from jaxinfer.server.shadow_file import ShadowFile
 from jaxinfer.server.startup import (
     EXIT_LOAD_ERROR,
@@ -49,53 +45,16 @@ from jaxinfer.server.startup import (
 )
 from jaxinfer.server.state import ServerState
 from jaxinfer.server.status_line import StatusLine
-from jaxinfer.version_order import VersionOrder
 
 if TYPE_CHECKING:
     from jaxinfer.async_engine import AsyncEngine
-    from jaxinfer.engine import Engine
-    from jaxinfer.new_version import VersionSource
-    from jaxinfer.server.listening import Judge
-    from jaxinfer.server.served_model import ServedModel
-    from jaxinfer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 10.0
 WATCH_EVERY_S = 1.0
-SILENT_PEER_MS = 120_000
 KEEP_ALIVE_S = 65  # longer than clients and balancers wait, so that they close first
-DEFAULT_CACHE = ".cache/jaxinfer"  # in the home folder, as the build has it
 FLUSH_S = 2.0  # at least, after the last stream has ended, for the last bytes to leave
-
-
-class Built(Protocol):
-    """What the build gives: an engine that is ready to step, and facts about it."""
-
-    @property
-    def engine(self) -> Engine: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def model_name(self) -> str: ...
-    @property
-    def max_model_len(self) -> int: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def generation_config(self) -> Mapping[str, Any]: ...
-    @property
-    def summary(self) -> Mapping[str, Any]: ...
-    @property
-    def memory_bytes(self) -> Mapping[str, int]: ...
-    @property
-    def version_source(self) -> VersionSource | None: ...
-    def close(self) -> None: ...
-    def compile_events(self) -> Mapping[str, int]: ...
-
-
-Build = Callable[[Callable[[str], None]], Built]
-"""Takes a function that is told what is being done, in words."""
 
 
 def serve(
@@ -117,24 +76,6 @@ def serve(
         return EXIT_LOAD_ERROR
     with listener:
         return _Serving(settings, build, listener, voice).run()
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket. Raises: OSError; UnicodeError for a host that is no host name."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # A peer that takes no byte for so long is closed by the kernel; connections inherit it.
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_PEER_MS)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 class _UvicornServer(uvicorn.Server):
@@ -295,43 +236,10 @@ class _Serving:
         self._say(f"READY {self._url()} serves {', '.join(served.names)}")
 
     def _allow_rollouts(self, built: Built, serving: ModelServing) -> None:
-        settings, metrics = self._settings, self._metrics
-        log_file = RolloutLog(settings.rollout_log or self._default_rollout_log(built.model_name))
-        before = before_this_start(log_file.records(), built.version)
-        if before is not None:
-            log.warning("before this start: %s; it is %s that serves now", before, built.version)
-        rollouts = self._state.rollouts = Rollouts(
-            self._state,
-            VersionOrder(settings.engine.source),
-            source=built.version_source,
-            log=log_file,
-            make_engine=lambda core: serving.engine(core, metrics.for_engine()),
-            make_model=serving.version,
-            free_first=built.close,
-            compare=self._compare,
-            before=before,
-            standby_s=settings.standby_s,
+        rollouts = self._state.rollouts = make_rollouts(
+            self._state, self._settings, built, serving, self._metrics, self._shadow_file
         )
         rollouts.start()
-
-    def _compare(
-        self, stable: ServedModel, canary: ServedModel, share: float, judge: Judge
-    ) -> Shadow:
-        return Shadow(
-            stable,
-            canary,
-            share=share,
-            random=Random(),
-            on_facts=judge.note_shadow,
-            on_failure=judge.note_request,
-            record=self._shadow_file,
-        )
-
-    def _default_rollout_log(self, model_name: str) -> Path:
-        cache_dir = self._settings.engine.cache_dir
-        folder = Path(cache_dir or Path.home() / DEFAULT_CACHE).expanduser()
-        name = re.sub(r"[^\w.-]+", "-", model_name)
-        return folder / "rollouts" / f"{name}.jsonl"
 
     async def _drain(self, server: uvicorn.Server) -> None:
         timeout_s = self._settings.shutdown_timeout_s

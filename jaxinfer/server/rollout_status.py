@@ -17,16 +17,11 @@ if TYPE_CHECKING:
 
 def version_status(slot: VersionSlot, versions: ServedVersions, now: float) -> dict[str, Any]:
     """One version."""
-    shares = {slot.name: 0.0}
-    if slot.life == "stable":
-        shares[slot.name] = 1.0 - versions.share
-    elif slot.life == "canary":
-        shares[slot.name] = versions.share
     return {
         "version": slot.name,
         "role": "loading" if slot.is_arriving else slot.life,
         "root": slot.root or slot.order.source.model,
-        "share": shares[slot.name],
+        "share": versions.share_of(slot.name) if slot.is_routed else 0.0,
         "calls": versions.num_calls(slot.name),
         "bytes": slot.weights_bytes,
         "progress": ": ".join(filter(None, (slot.life, slot.progress))) if slot.is_arriving else "",

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.errors import JaxInferError, ModelNotFound, Unavailable
+from jaxinfer.errors import JaxInferError, ModelNotFound
 from jaxinfer.heap import trim_heap
 
 if TYPE_CHECKING:
@@ -137,12 +137,13 @@ class Roster:
         self._tell(slot, lambda core: core.serve_version(name))
 
     async def _leave(self, slot: VersionSlot) -> None:
-        engine, others = slot.engine, [s for s in self._slots if s is not slot]
-        is_large = slot.weights_bytes >= TRIM_BYTES
+        engine, is_large = slot.engine, slot.weights_bytes >= TRIM_BYTES
+        if slot.is_routed:
+            await self._versions.wait_until_unused(slot.name)
         while slot.life != "gone":
-            try:
-                await slot.leave(self._versions, others)
-            except Unavailable as error:
+            try:  # who shares its engine is another one than when its last calls began
+                await slot.leave([other for other in self._slots if other is not slot])
+            except JaxInferError as error:
                 log.warning("version %s is not gone yet: %s", slot.name, error)
                 await asyncio.sleep(AGAIN_S)
         self._slots.remove(slot)

@@ -98,10 +98,6 @@ class ServedVersions:
         """One that was added gets this share of the calls, from 0 to 1."""
         self._canary, self._share = version, share
 
-    def end_trial(self) -> None:
-        """There is no canary any more; who was it still answers those who name it."""
-        self._canary = None
-
     def remove(self, version: str) -> None:
         """It gets no more calls; unknown ones are ignored. Not for the stable one.
 

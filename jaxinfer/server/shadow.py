@@ -13,8 +13,9 @@ MAX_BUSY of the time at most: after a call it rests, as long as users are there.
 steps of two versions alternate: users' tokens come up to twice as slowly.) A short queue waits for
 all that, of which the oldest is dropped.
 
-A run that the canary fails, and the stable version does not, is told as a failed request of the
-canary's. Otherwise failures here, refusals and requests that are too late tell nothing.
+A run in which the canary's logits are no numbers, and the stable version's are, is told as a
+request of the canary's. Otherwise failures here, refusals and requests that are too late tell
+nothing.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Shadow:
         share: of the answered calls, 0..1.
         random: which calls, and which part of their prompts.
         on_facts: told of each comparison.
-        on_failure: told of each that the canary failed.
+        on_failure: told of each in which the canary's logits were no numbers.
         record: where both outputs are kept; None: nowhere.
         max_busy: share of the time that may be spent here while there are users, 0..1.
         wall_clock: seconds since the epoch, for the record.
@@ -142,7 +143,9 @@ class Shadow:
             await self._wait_until_quiet()
             clock = self._stable.engine.clock
             started_s = clock()
-            await self._look_at(self._queue.popleft())
+            batch = list(self._queue)
+            self._queue.clear()
+            await asyncio.gather(*map(self._look_at, batch))
             await self._rest(clock() + self._rest_per_s * (clock() - started_s))
 
     async def _look_at(self, answered: Answered) -> None:
@@ -214,7 +217,12 @@ class Shadow:
         return await run_on(model, forced)
 
     def _tell_failure(self, run: ShadowRun) -> None:
+        """If its logits were no numbers. Of others it says nothing, as of runs that end well: they
+        would count for more than the stable version's. Steps that fail are judged as such.
+        """
         self.outcomes["canary_failed"] += 1
+        if not isinstance(run.error, NotNumbers):
+            return
         self._on_failure(
             RequestFacts(
                 version=self._canary.version,
@@ -222,7 +230,7 @@ class Shadow:
                 num_output_tokens=len(run.token_ids),
                 repetition=0.0,
                 ttft_s=None,
-                is_not_numbers=isinstance(run.error, NotNumbers),
+                is_not_numbers=True,
             )
         )
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
-
-import msgspec
 
 from jaxinfer.config import SamplingParams
 from jaxinfer.errors import InvalidRequest
@@ -37,51 +35,8 @@ class Recorded:
     max_tokens: int
 
 
-class _Line(msgspec.Struct):
-    text: str
-    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
-    prompt: str | None = None
-    messages: tuple[dict[str, Any], ...] | None = None
-
-
 class SmokeFailed(Exception):
     """The reason, in one line: what was expected, what was found."""
-
-
-def read_recorded(lines: str) -> tuple[Recorded, ...]:
-    """JSON lines: {"prompt": str, or "messages": [...], "text": str, "max_tokens": int}.
-
-    Raises: InvalidRequest naming the line.
-    """
-    found = tuple(
-        _recorded(line, number) for number, line in enumerate(lines.splitlines(), 1) if line.strip()
-    )
-    if len(found) > MAX_RECORDED:
-        raise InvalidRequest(
-            f"{len(found)} recorded outputs, but at most {MAX_RECORDED} are tried", param="recorded"
-        )
-    return found
-
-
-def _recorded(line: str, number: int) -> Recorded:
-    try:
-        found = msgspec.json.decode(line, type=_Line)
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise _bad_line(number, str(error)) from None
-    if (found.prompt is None) == (found.messages is None):
-        raise _bad_line(number, "both of prompt and messages, or neither")
-    prompt = found.messages if found.prompt is None else found.prompt
-    assert prompt is not None
-    return Recorded(prompt, found.text, found.max_tokens)
-
-
-def _bad_line(number: int, found: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"recorded outputs, line {number}: expected "
-        '{"prompt": str or "messages": [...], "text": str, "max_tokens": 1 to '
-        f"{MAX_TOKENS}}}, found {found}",
-        param="recorded",
-    )
 
 
 async def smoke(model: ServedModel, recorded: Sequence[Recorded]) -> None:
@@ -111,6 +66,7 @@ async def _answer(model: ServedModel, wanted: Recorded, where: str) -> str:
             deadline_s=now + SMOKE_S,
             priority=PRIORITY,
             version=model.version,
+            is_shadow=True,
         )
         outputs = [output async for output in engine.submit(request)]
     except InvalidRequest as error:

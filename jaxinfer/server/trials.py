@@ -15,7 +15,7 @@ from jaxinfer.rollout import Phase, Rollout
 
 if TYPE_CHECKING:
     from jaxinfer.canary.facts import RequestFacts, ShadowFacts
-    from jaxinfer.rollout import Decision, RolloutPlan
+    from jaxinfer.rollout import By, Decision, RolloutPlan
     from jaxinfer.server.decision_book import DecisionBook
     from jaxinfer.server.listening import Listening
     from jaxinfer.server.roster import Roster
@@ -82,6 +82,7 @@ class Trials:
 
     def arrived(self, trial: Trial) -> None:
         """It has answered what it should."""
+        trial.machine.stable = self._roster.stable.name  # since the order, one may have gone back
         self._decide(trial, trial.machine.loaded(trial.slot.name, self._clock()))
 
     def has_replaced(self, trial: Trial, before: VersionSlot) -> None:
@@ -107,11 +108,11 @@ class Trials:
         """A canary. Raises: Conflict."""
         self._decide(trial, trial.machine.promote(self._clock()))
 
-    def roll_back(self, trial: Trial, reason: str) -> None:
+    def roll_back(self, trial: Trial, reason: str, *, by: By = "operator") -> None:
         """A canary, or the promoted version while the one before it stands by. Raises: Conflict."""
-        self._decide(trial, trial.machine.roll_back(self._clock(), reason))
+        self._decide(trial, trial.machine.roll_back(self._clock(), reason, by=by))
 
-    def go_back(self, reason: str) -> None:
+    def go_back(self, reason: str, *, by: By = "operator") -> None:
         """To the version that stands by. Raises: Conflict if there is none."""
         if self._promoted is None or self._roster.standby is None:
             raise Conflict(
@@ -119,7 +120,7 @@ class Trials:
                 "new version",
                 param="version",
             )
-        self.roll_back(self._promoted, reason)
+        self.roll_back(self._promoted, reason, by=by)
 
     def end_standby(self, reason: str, *, by: str) -> None:
         """Who stands by leaves; there may be nobody."""
@@ -159,7 +160,7 @@ class Trials:
             self._decide(trial, trial.machine.note_failed_step(verdict.version, now))
         num_failed = trial.slot.num_failed_steps
         if num_failed >= MAX_FAILED_STEPS and trial is self.canary:
-            self.roll_back(trial, f"{num_failed} of its steps failed in a row")
+            self.roll_back(trial, f"{num_failed} of its steps failed in a row", by="server")
 
     def tick(self) -> None:
         """Time has passed."""
@@ -169,13 +170,13 @@ class Trials:
             if ailment is None:
                 self._decide(trial, trial.machine.tick(now))
             else:
-                self.roll_back(trial, ailment)
+                self.roll_back(trial, ailment, by="server")
         standby = self._roster.standby
         if standby is None:
             return
         ailment = self._ailment_apart(self._roster.stable, standby)
         if ailment is not None:
-            self.go_back(ailment)
+            self.go_back(ailment, by="server")
         elif now - standby.standby_since_s >= self._standby_s:
             self.end_standby(f"it stood by for {self._standby_s:g} s", by="plan")
 

@@ -9,15 +9,17 @@ No HTTP and no JAX. Everything belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from jaxinfer.errors import Conflict
+
 if TYPE_CHECKING:
     from jaxinfer.async_engine import AsyncEngine
+    from jaxinfer.engine import Engine
     from jaxinfer.new_version import NewVersion, OpenVersion
     from jaxinfer.server.served_model import ServedModel
-    from jaxinfer.server.served_versions import ServedVersions
     from jaxinfer.version_order import VersionOrder
 
 Life = Literal[
@@ -99,23 +101,22 @@ class VersionSlot:
         self.root, self.lines, self.weights_bytes = new.root, new.lines, new.weights_bytes
         self.discard = new.discard
 
-    async def leave(self, versions: ServedVersions, others: Collection[VersionSlot]) -> None:
-        """Waits for its calls, then gives back all that it holds. It must be routed to no more.
+    async def leave(self, others: Collection[VersionSlot]) -> None:
+        """Gives back all that it holds. No call of it may be left, and none may come.
 
         Args:
             others: that are here; one of them may share its engine.
-        Raises: Unavailable if the engine does not answer; it may be called again then.
+        Raises: Unavailable if the engine does not answer, Conflict while all of it leave; it may
+            be called again then.
         """
-        if self.is_routed:
-            await versions.wait_until_unused(self.name)
         if self.engine is not None and self.is_installed:
             companions = [o for o in others if o.engine is self.engine and o.is_installed]
             if companions:
                 await self._leave_engine(self.engine, companions)
             else:
                 await self._close_engine(self.engine)
-        elif self.discard is not None:
-            await asyncio.to_thread(self.discard)
+        else:
+            await self._discard()
         if self.model is not None:
             self.model.close()
         self.model = self.engine = self.discard = None
@@ -123,18 +124,29 @@ class VersionSlot:
 
     async def _leave_engine(self, engine: AsyncEngine, companions: Collection[VersionSlot]) -> None:
         """The engine frees the parameters itself, when nothing computes with them."""
-        stays = next(
-            (o.name for o in companions if o.life == "stable"), next(iter(companions)).name
-        )
-        name = self.name
         if not engine.is_alive:
+            await self._discard()  # it may have died before this one was installed
             return
-        await engine.change(lambda core: core.version == name and core.serve_version(stays))
-        await engine.change(lambda core: core.drop_version(name))
+        name = self.name
+        others = [o.name for o in sorted(companions, key=lambda o: o.life != "stable")]
+        await engine.change(lambda core: _drop(core, name, others))
         while engine.is_alive and await engine.change(lambda core: name in core.versions):
             await asyncio.sleep(LOOK_S)
 
     async def _close_engine(self, engine: AsyncEngine) -> None:
         await engine.close()
+        await self._discard()
+
+    async def _discard(self) -> None:
         if self.discard is not None:
             await asyncio.to_thread(self.discard)
+
+
+def _drop(core: Engine, name: str, others: Sequence[str]) -> None:
+    """Raises: Conflict if it is current, and the engine takes requests of none of the others."""
+    if core.version == name:
+        heir = next(filter(core.takes_version, others), None)
+        if heir is None:
+            raise Conflict(f"version {name} is current, and those beside it leave, too")
+        core.serve_version(heir)
+    core.drop_version(name)

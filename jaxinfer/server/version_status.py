@@ -50,7 +50,7 @@ class DecisionCard(Struct):
     at: str  # ISO 8601, UTC
     kind: str  # load, begin, advance, stay, promote, roll_back, fail, drop or reload
     version: str
-    by: str  # operator, plan, signal or loading
+    by: str  # operator, plan, signal, loading or server
     reason: str
     numbers: dict[str, Any]
 

@@ -175,7 +175,8 @@ def test_requests_from_before_the_stage_are_not_compared():
         signals.note_request(facts(tokens=9, e2e_s=60.0), 101.0 + i, is_canary=False)
         signals.note_request(facts(e2e_s=0.5), 101.0 + i, is_canary=True)
     assert of(signals, "output_length").num_observations == 0
-    signals.note_request(facts(e2e_s=60.0), 170.0, is_canary=False)
+    signals.note_request(facts(e2e_s=60.0), 230.0, is_canary=False)
+    signals.note_request(facts(e2e_s=0.5), 230.0, is_canary=True)
     assert of(signals, "output_length").num_observations == 1
 
 
@@ -187,29 +188,55 @@ def test_a_key_counts_once_in_a_stage():
     assert of(signals, "output_length").num_observations == 1
     assert of(signals, "failed_requests").num_observations == 100
     signals.begin_stage(100.0)
-    feed(signals, facts(key="a talker"), facts(key="user 0"))
+    signals.note_request(facts(key="a talker"), 100.0, is_canary=True)
+    signals.note_request(facts(key="user 0"), 100.0, is_canary=False)
     assert of(signals, "output_length").num_observations == 2
 
 
-def ramp(random: Random, *, has_e2e: bool) -> str | None:
-    """A quarter of 200 requests/s from second 20 on; a token takes 50 ms. Returns: the alarm."""
-    ended: list[tuple[float, bool, int]] = []
-    for i in range(200 * 30):
-        began, tokens = i / 200, random.randint(20, 400)
+@pytest.mark.parametrize("finish", [ERROR, TIMEOUT])
+def test_a_user_whose_requests_come_to_nothing_is_one_observation(finish: FinishReason):
+    signals = made(Guard(max_length_rank=None))
+    for i in range(200):
+        signals.note_request(facts(key=f"user {i}"), i, is_canary=False)
+        signals.note_request(facts(key=f"user {i}"), i, is_canary=True)
+        signals.note_request(facts(key=f"user {i}"), i, is_canary=False)
+        assert not signals.note_request(facts(finish, key="unlucky"), i, is_canary=True)
+    assert of(signals, "failing").num_observations == 400
+
+
+def ramp(random: Random, *, has_e2e: bool, slowdown: float) -> str | None:
+    """A quarter of 200 requests/s from second 20 on; a token takes 50 ms, the canary's `slowdown`
+    times as long. Returns: the alarm.
+    """
+    ended: list[tuple[float, bool, int, float]] = []
+    for i in range(200 * 60):
+        began, tokens = i / 200, random.randint(20, 200)
         is_canary = began >= 20 and random.random() < 0.25
-        ended.append((began + tokens / 20, is_canary, tokens))
+        took_s = tokens / 20 * (slowdown if is_canary else 1.0)
+        ended.append((began + took_s, is_canary, tokens, took_s))
     signals = made()
     signals.begin_stage(20.0)
-    for now, is_canary, tokens in sorted(ended):
-        seen = facts(tokens=tokens, e2e_s=tokens / 20 if has_e2e else None)
-        if now >= 20 and (alarm := signals.note_request(seen, now, is_canary=is_canary)):
+    for now, is_canary, tokens, took_s in sorted(ended):
+        seen = facts(tokens=tokens, e2e_s=took_s if has_e2e else None)
+        if 20 <= now < 60 and (alarm := signals.note_request(seen, now, is_canary=is_canary)):
             return alarm.name
     return None
 
 
-def test_short_answers_that_end_first_do_not_make_a_canary_look_terse():
-    assert ramp(Random(1), has_e2e=False) == "output_length"  # else this shows nothing
-    assert [ramp(Random(i), has_e2e=True) for i in range(4)] == [None] * 4
+@pytest.mark.parametrize("slowdown", [1.0, 3.0])
+def test_short_answers_that_end_first_do_not_make_a_canary_look_terse(slowdown: float):
+    assert ramp(Random(1), has_e2e=False, slowdown=slowdown) == "output_length"  # else: no ramp
+    assert [ramp(Random(i), has_e2e=True, slowdown=slowdown) for i in range(2)] == [None] * 2
+
+
+def test_answers_count_once_the_long_ones_have_had_the_time_to_end():
+    signals = made()
+    signals.begin_stage(100.0)
+    for now, num in ((101.0, 0), (119.0, 0), (120.0, 1)):
+        signals.note_request(facts(e2e_s=10.0), now, is_canary=False)
+        signals.note_request(facts(e2e_s=0.5), now, is_canary=True)
+        assert of(signals, "output_length").num_observations == num, now
+    assert of(signals, "failed_requests").num_observations == 2  # began in the stage
 
 
 def talkers(random: Random, *, has_key: bool) -> str | None:
@@ -233,7 +260,7 @@ def test_the_keys_that_are_remembered_are_bounded():
     signals = made()
     for i in range(MAX_KEYS + 1):
         signals.note_request(facts(key=str(i)), i, is_canary=True)
-    assert len(signals._requests._counted[True]) == MAX_KEYS
+    assert len(signals._requests._counted._keys[True, STOP]) == MAX_KEYS
 
 
 def test_a_long_prompt_with_much_better_text_does_not_hide_many_worse_ones():

@@ -36,9 +36,9 @@ from jaxinfer.scheduling.page_pool import PagePool
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.server.app import create_app
+from jaxinfer.server.bound_port import bind
 from jaxinfer.server.connection import protocol
 from jaxinfer.server.edge import Edge
-from jaxinfer.server.lifecycle import bind
 from jaxinfer.server.metrics import Metrics
 from jaxinfer.server.priority_classes import PriorityClasses
 from jaxinfer.server.served_model import ServedModel

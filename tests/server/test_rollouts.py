@@ -411,6 +411,7 @@ def test_a_canary_whose_steps_all_fail_is_rolled_back_and_the_stable_one_serves_
         await until(lambda: w.phase == "rolled_back")
         assert await w.say() == "bcd"
         assert w.state.refusal() is None
+        assert w.rollouts.status()["decisions"][-1]["by"] in ("server", "signal")
         await until(lambda: w.role("v2") is None)
 
     run(scenario, tmp_path)
@@ -507,6 +508,23 @@ def test_under_calls_no_swap_costs_a_call_or_mixes_an_answer(tmp_path: Path, man
     run(scenario, tmp_path)
 
 
+def test_a_version_with_a_long_call_leaves_those_alone_that_came_meanwhile(tmp_path: Path):
+    async def scenario(w: World) -> None:
+        await w.canary()
+        with w.state.versions.call(w.state.versions.choose("a slow reader", "v2")):
+            await w.rollouts.roll_back("v2")
+            await asyncio.sleep(0)
+            await w.canary("v3")
+            await w.rollouts.promote("v3")
+            await w.rollouts.drop("v1")
+            await until(lambda: w.role("v1") is None)
+        await until(lambda: w.role("v2") is None)
+        assert w.engine.is_alive
+        assert await w.say() == "ceg"
+
+    run(scenario, tmp_path)
+
+
 # ---- a version with an engine of its own
 
 
@@ -544,6 +562,22 @@ def test_the_first_engine_is_given_back_when_another_engines_version_has_taken_o
     run(scenario, tmp_path, free_first=lambda: freed.append("first"))
 
 
+def test_the_last_versions_of_an_engine_may_leave_it_at_once(tmp_path: Path):
+    async def scenario(w: World) -> None:
+        await w.canary()
+        v1, v2 = (w.state.versions.choose("a slow reader", name) for name in ("v1", "v2"))
+        with w.state.versions.call(v1), w.state.versions.call(v2):
+            await w.rollouts.roll_back("v2")
+            await w.canary("v3", manner="engine")
+            await w.rollouts.promote("v3")
+            await w.rollouts.drop("v1")
+        await until(lambda: w.role("v1") is w.role("v2") is None)
+        assert not w.engine.is_alive
+        assert await w.say() == "ceg"
+
+    run(scenario, tmp_path)
+
+
 def test_a_canary_whose_engine_dies_is_rolled_back(tmp_path: Path):
     async def scenario(w: World) -> None:
         await w.canary(manner="engine")
@@ -552,6 +586,7 @@ def test_a_canary_whose_engine_dies_is_rolled_back(tmp_path: Path):
             await w.say(pinned="v2")
         w.rollouts.tick()
         assert (w.phase, w.reason) == ("rolled_back", "the engine thread has ended")
+        assert w.rollouts.status()["decisions"][-1]["by"] == "server"
         assert await w.say() == "bcd"
         assert w.state.ailment() is None
         await until(lambda: w.role("v2") is None)
@@ -721,6 +756,10 @@ def test_a_reload_that_fails_leaves_the_version_as_it_was(tmp_path: Path):
         w.source.ways["v1"] = Way(load_error=CheckpointError("v1: truncated"))
         await w.rollouts.reload("v1", within_s=0)
         await until(lambda: w.rollouts.status()["reload"] is None)
+        w.source.ways["v1"] = Way(shift=0, install_error=Conflict("not now"))
+        await w.rollouts.reload("v1", within_s=0)
+        await until(lambda: w.rollouts.status()["reload"] is None)
+        assert w.source.discarded == ["v1"]
         assert await w.say() == "bcd"
         await w.canary()
 

@@ -375,6 +375,19 @@ def test_what_the_canary_fails_is_told_and_no_user_notices():
     run(test)
 
 
+def test_another_failure_of_the_canary_is_judged_by_its_steps_alone():
+    async def test() -> None:
+        async with a_world(max_retries=0) as world:
+            world.runner.failing["v2"] = EngineFailure("on purpose")
+            shadow = world.shadow()
+            shadow.note(world.answered())
+            await until(lambda: shadow.outcomes)
+            assert shadow.outcomes == {"canary_failed": 1}
+            assert not world.failures
+
+    run(test)
+
+
 def test_what_the_stable_version_fails_says_nothing_of_the_canary():
     async def test() -> None:
         async with a_world(max_retries=0) as world:
