@@ -6,12 +6,13 @@ forcing, jaxinfer/forced.py): that tells how likely either finds a human's text,
 their next tokens are. Where a record is kept, the version that did not answer is also given the
 whole request, to show both outputs.
 
-So that no user is slowed noticeably: one request at a time; none begins while anybody waits on
-either engine; it is of a lower priority than any class, so whoever needs its seat or pages takes
-them; a prompt is looked at up to MAX_PROMPT tokens, an output up to MAX_OUTPUT. And all this takes
-MAX_BUSY of the time at most: after a call it rests, as long as users are there. (While it works,
-steps of two versions alternate: users' tokens come up to twice as slowly.) A short queue waits for
-all that, of which the oldest is dropped.
+So that no user is slowed noticeably: none begins while anybody waits on either engine; it is of a
+lower priority than any class, so whoever needs its seat or pages takes them; a prompt is looked at
+up to MAX_PROMPT tokens, an output up to MAX_OUTPUT. And all this takes MAX_BUSY of the time at
+most: then it rests, as long as users are there. (While it works, steps of two versions alternate:
+users' tokens come up to twice as slowly.) Calls gather meanwhile, up to MAX_QUEUED, of which the
+oldest is dropped. They are looked at together, since they share their steps: one of eight rows
+takes no longer than one of a single row.
 
 A run in which the canary's logits are no numbers, and the stable version's are, is told as a
 request of the canary's. Otherwise failures here, refusals and requests that are too late tell
