@@ -73,6 +73,6 @@ def test_a_flush_while_requests_run_changes_no_answer(admin: House):
 def test_a_flush_of_an_engine_that_has_died_is_a_503():
     with open_house(edge=Edge(admin_keys=("boss",))) as house:
         house.loop.call_soon_threadsafe(setattr, house.engine, "_stopping", True)
-        house.loop.call_soon_threadsafe(house.engine._wakeup.set)
+        house.loop.call_soon_threadsafe(house.engine._inbox.wake)
         house.wait_until(lambda: not house.engine.is_alive)
         assert house.post("/admin/cache/flush", headers=KEY).status_code == 503
