@@ -23,8 +23,7 @@ from jaxinfer.canary.pairing import Pairing
 from jaxinfer.canary.signal import Signal, difference, rank
 from jaxinfer.scheduling.request import FinishReason
 
-MAX_FAILING = 0.4  # share of its requests that may fail, whatever the stable version does
-MAX_DEADLINE_INCREASE = 0.1  # of the share of requests that end at their deadline
+MAX_FAILING = 0.4  # of its requests may fail or be too late, whatever the stable version does
 INCIDENT_S = 0.05  # failures of the canary that are nearer to each other count as one
 MAX_LONGEST_S = 60.0  # of an answer whose time is waited for: one that hangs blinds nobody for long
 MAX_KEYS = 4096  # of a version, kind and stage that are remembered; beyond, the first count again
@@ -32,17 +31,17 @@ ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class RequestSignals:
-    """Those that are on; failures and deadlines always are.
+    """Those that are on; failures always are.
 
     Of failures, a pair says something if just one of it failed: as often the canary's as the
     other's, under the null. Without a stable version's request there is no pair, so a second
-    signal looks at the canary alone.
+    signal looks at the canary alone. That one counts missed deadlines, too: beside the other
+    version's they would count against any canary, which has fewer of the steps.
     """
 
     def __init__(self, guard: Guard):
         self._failed = Signal("failed_requests", "share", 0.5)
         self._failing = Signal("failing", "share", MAX_FAILING)
-        self._deadlines = Signal("deadlines", "share", 0.5 + MAX_DEADLINE_INCREASE / 2)
         self._length: Signal | None = None
         self._repetition: Signal | None = None
         self._cut: Signal | None = None
@@ -58,7 +57,6 @@ class RequestSignals:
         self.all = (
             self._failed,
             self._failing,
-            self._deadlines,
             *(signal for signal in quality if signal),
         )
         self._outcomes = Pairing[FinishReason]()
@@ -82,8 +80,9 @@ class RequestSignals:
                 return
             self._last_failed_s = now
         if is_canary:
-            self._failing.see(facts.finish is FinishReason.ERROR)
-            self._failing.bet(facts.finish is FinishReason.ERROR)
+            has_come_to_nothing = facts.finish not in ANSWERED
+            self._failing.see(has_come_to_nothing)
+            self._failing.bet(has_come_to_nothing)
         has_settled = self._has_settled(facts, now)
         if facts.e2e_s is not None and now - facts.e2e_s < self._since_s:
             return
@@ -110,9 +109,6 @@ class RequestSignals:
         self._failed.see(*failed)
         if failed[0] != failed[1]:
             self._failed.bet(failed[0])
-        late = [finish is FinishReason.TIMEOUT for finish in pair]
-        self._deadlines.see(*late)
-        self._deadlines.bet(difference(*late))
 
     def _note_answer(self, facts: RequestFacts, *, is_canary: bool) -> None:
         pair = self._answers.note(facts, is_canary=is_canary)

@@ -57,14 +57,14 @@ def test_an_order_becomes_a_canary_and_stage_by_stage_the_stable_version(tmp_pat
     run(scenario, tmp_path)
 
 
-def test_a_canary_gets_steps_and_calls_by_its_share(tmp_path: Path):
+def test_a_canary_gets_steps_by_the_root_of_its_share_of_the_calls(tmp_path: Path):
     async def scenario(w: World) -> None:
         seen: list[dict[str, float]] = []
         w.core.set_shares = lambda shares: seen.append(dict(shares))  # type: ignore[method-assign]
-        await w.canary(plan=RolloutPlan(stages=(Stage(0.25, hold_s=60.0),)))
+        await w.canary(plan=RolloutPlan(stages=(Stage(0.36, hold_s=60.0),)))
         await w.rollouts.promote("v2")
         await until(lambda: len(seen) == 3)
-        assert seen == [{"v2": 0.1}, {"v1": 0.75, "v2": 0.25}, {}]
+        assert seen == [{"v2": 0.1}, {"v1": 0.8, "v2": 0.6}, {}]  # roots of what the calls have
 
     run(scenario, tmp_path)
 
