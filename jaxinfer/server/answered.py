@@ -153,6 +153,11 @@ class Account:
         self._on_answered(Answered(self._model, self._requests[request_id], found))
 
 
+def refused_by(version: str, key: str) -> RequestFacts:
+    """Of a call that a version refuses and another one answers: its users would miss that."""
+    return RequestFacts(version, FinishReason.ERROR, 0, 0.0, None, key=key)
+
+
 def repetition(token_ids: Sequence[int]) -> float:
     """The share of the 4-grams that stood there before, 0..1; 0 for fewer than four tokens."""
     grams = list(zip(*(token_ids[i:] for i in range(GRAM)), strict=False))

@@ -6,26 +6,22 @@ one.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from jaxinfer.canary.facts import RequestFacts
 from jaxinfer.config import SamplingParams, Truncate
 from jaxinfer.constraint import Constraint
 from jaxinfer.errors import (
     InvalidRequest,
     JaxInferError,
 )
-from jaxinfer.scheduling.request import FinishReason, Request
-from jaxinfer.server.admission import Permit
-from jaxinfer.server.answered import Account
+from jaxinfer.scheduling.request import Request
+from jaxinfer.server.answered import Account, refused_by
 from jaxinfer.server.body import read_body
 from jaxinfer.server.call_head import CallHead
 from jaxinfer.server.call_plan import (
@@ -35,6 +31,7 @@ from jaxinfer.server.call_plan import (
     most_tokens,
     shape_of,
 )
+from jaxinfer.server.caller import Caller
 from jaxinfer.server.echo import EchoOnly, prompt_texts
 from jaxinfer.server.open_calls import names_of, owner_of
 from jaxinfer.server.priority_class import PriorityClass
@@ -47,6 +44,7 @@ from jaxinfer.server.sampling import capped_sampling, chat_sampling, completion_
 from jaxinfer.server.served_model import ServedModel
 from jaxinfer.server.sse import ClientGone, Departure, EventSender, ReaderStalled
 from jaxinfer.server.state import ServerState
+from jaxinfer.server.time_limits import TimeLimits
 from jaxinfer.server.tool_use import with_tools
 from jaxinfer.server.writers import ChatWriter, CompletionWriter, Writer
 
@@ -54,32 +52,6 @@ if TYPE_CHECKING:
     from jaxinfer.request_stream import RequestStream
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Caller:
-    """What stays the same whichever version answers."""
-
-    body: bytes
-    head: CallHead
-    arrival_s: float
-    clock: Callable[[], float]
-    scope: Scope
-    receive: Receive
-    send: Send
-    permit: Permit
-
-
-def _refused(version: str, key: str) -> RequestFacts:
-    """That users would miss what the other version answers."""
-    return RequestFacts(
-        version=version,
-        finish=FinishReason.ERROR,
-        num_output_tokens=0,
-        repetition=0.0,
-        ttft_s=None,
-        key=key,
-    )
 
 
 class GenerationEndpoint(ABC):
@@ -110,8 +82,8 @@ class GenerationEndpoint(ABC):
                 permit.release("left")
                 return
             parsed = await self._parsed(body, head)
-            caller = _Caller(body, head, arrival_s, clock, scope, receive, send, permit)
-            if not await self._has_passed_door(parsed, caller):
+            caller = Caller(body, head, arrival_s, clock, scope, receive, send, permit)
+            if not await caller.passes(self._state.door, self._left(parsed, caller)):
                 permit.release("left")
                 return
             served = parsed.wish.choose(self._state.versions, parsed.key)
@@ -123,35 +95,13 @@ class GenerationEndpoint(ABC):
                     raise
                 log.info("the canary %s refuses a call: %s", served.version, error)
                 await self._serve(stable, parsed.pinned_to(stable.version), caller)
-                self._state.note_request(_refused(served.version, parsed.key))
+                self._state.note_request(refused_by(served.version, parsed.key))
 
-    async def _has_passed_door(self, parsed: ParsedCall, caller: _Caller) -> bool:
-        """False: the client left in a pause."""
-        door = self._state.door
-        if door.pause is None:
-            await door.go_through()
-            return True
+    def _left(self, parsed: ParsedCall, caller: Caller) -> TimeLimits:
         asked = caller.head.claim.settled(parsed.fields.priority)
-        limits = caller.head.limits_of(asked, parsed.fields.timeout, self._state)
-        left = limits.after(caller.clock() - caller.arrival_s)
-        waiting = asyncio.ensure_future(door.go_through(left))
+        return caller.left(caller.head.limits_of(asked, parsed.fields.timeout, self._state))
 
-        def leave() -> None:
-            waiting.cancel()
-
-        try:
-            with Departure(caller.receive) as departure:
-                departure.call(leave)
-                await asyncio.wait({waiting})
-                if departure.has_happened:
-                    log.info("499 %s: the client left in a pause", caller.scope["path"])
-                    return False
-            waiting.result()
-        finally:
-            waiting.cancel()
-        return True
-
-    async def _serve(self, served: ServedModel, parsed: ParsedCall, caller: _Caller) -> None:
+    async def _serve(self, served: ServedModel, parsed: ParsedCall, caller: Caller) -> None:
         note_version(served.version)
         with self._state.versions.call(served):
             plan = await served.for_body(
@@ -163,17 +113,9 @@ class GenerationEndpoint(ABC):
                 plan.num_choices,
                 param="n" if plan.num_prompts == 1 else "prompt",
                 num_tokens=most_tokens(plan.sampling, served),
-                limits=plan.time_limits.after(caller.clock() - caller.arrival_s),
+                limits=caller.left(plan.time_limits),
             )
-            await self._attend(
-                served,
-                plan,
-                caller.arrival_s,
-                caller.scope,
-                caller.receive,
-                caller.send,
-                caller.permit,
-            )
+            await self._attend(served, plan, caller)
 
     async def _parsed(self, body: bytes, head: CallHead) -> ParsedCall:
         """On the stable model's threads, which must not end meanwhile."""
@@ -186,25 +128,16 @@ class GenerationEndpoint(ABC):
             log.warning("field %r is not known and has no effect (said once)", name[:80])
         return parsed
 
-    async def _attend(
-        self,
-        served: ServedModel,
-        plan: CallPlan,
-        arrival_s: float,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        permit: Permit,
-    ) -> None:
+    async def _attend(self, served: ServedModel, plan: CallPlan, caller: Caller) -> None:
         """Answers as long as the client is there."""
-        with Departure(receive) as departure:
+        with Departure(caller.receive) as departure:
             try:
-                await self._answer(served, plan, arrival_s, departure, scope, send, permit)
+                await self._answer(served, plan, caller, departure)
             except ClientGone as gone:
-                permit.release("left")
+                caller.permit.release("left")
                 if isinstance(gone, ReaderStalled):
                     self._state.metrics.on_reader_cut()
-                log.info("499 %s: %s", scope["path"], gone)
+                log.info("499 %s: %s", caller.scope["path"], gone)
 
     def _plan(self, served: ServedModel, parsed: ParsedCall, head: CallHead) -> CallPlan:
         fields = parsed.fields
@@ -229,18 +162,11 @@ class GenerationEndpoint(ABC):
         )
 
     async def _answer(
-        self,
-        served: ServedModel,
-        plan: CallPlan,
-        arrival_s: float,
-        departure: Departure,
-        scope: Scope,
-        send: Send,
-        permit: Permit,
+        self, served: ServedModel, plan: CallPlan, caller: Caller, departure: Departure
     ) -> None:
-        writer = self.writer(shape_of(served, plan))
-        names = (writer.id, *names_of(scope))
-        with self._state.calls.open(names, owner_of(scope)) as call:
+        writer, permit, send = self.writer(shape_of(served, plan)), caller.permit, caller.send
+        names = (writer.id, *names_of(caller.scope))
+        with self._state.calls.open(names, owner_of(caller.scope)) as call:
             prompts = await served.off_loop(lambda: self._token_ids(served, plan.fields))
             departure.check()
             writer.tally.prompt = sum(map(len, prompts))
@@ -255,7 +181,7 @@ class GenerationEndpoint(ABC):
             constraint = await constraint_of(served, plan)
             departure.check()
             requests = tuple(
-                self._requests(writer.id, served, plan, prompts, arrival_s, constraint)
+                self._requests(writer.id, served, plan, prompts, caller.arrival_s, constraint)
             )
             stream = served.engine.submit(*requests)
             call.on_abort(lambda: served.engine.end(*(r.request_id for r in requests)))
@@ -273,7 +199,7 @@ class GenerationEndpoint(ABC):
             finally:
                 stream.close()
                 calls.close()
-                calls.note(arrival_s)
+                calls.note(caller.arrival_s)
 
     def _token_ids(
         self, served: ServedModel, fields: ChatRequest | CompletionRequest
