@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from jaxinfer.assembly import make_engine, make_runner, seed_source
-from jaxinfer.config import EngineConfig, SchedulerConfig
+from jaxinfer.config import EngineConfig, SchedulerConfig, cache_folder
 from jaxinfer.engine import Engine, Runner
 from jaxinfer.errors import ConfigError
 from jaxinfer.found_model import FoundModel, find_model
@@ -42,7 +42,6 @@ from pallas_kernels.backend import Backend, resolve_backend
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_CACHE = Path(".cache") / "jaxinfer"  # in the user's home
 PROGRAMS = "programs"  # in the cache folder
 
 
@@ -132,7 +131,7 @@ def build(config: EngineConfig, on_progress: Callable[[str], None] = lambda phas
     """
     counter = CompileCounter()
     phases = _Phases(on_progress)
-    cache_dir = _cache_dir(config)
+    cache_dir = cache_folder(config)
     with phases("find model"):
         model = _find(config, cache_dir)
     checkpoint, decoder = model.checkpoint, model.decoder
@@ -196,7 +195,7 @@ def _assemble(
         plan=plan,
         compile_counter=counter,
         version_source=VersionLoading(
-            config, model, runner, plan, cache_dir=_cache_dir(config), programs=PROGRAMS
+            config, model, runner, plan, cache_dir=cache_folder(config), programs=PROGRAMS
         ),
         summary={"weights": model.choice.line(), **_summary(plan, found.programs, phases.seconds)},
     )
@@ -213,7 +212,7 @@ def compile_ahead(
     Raises: as `build`.
     """
     phases = _Phases(on_progress)
-    cache_dir = _cache_dir(config)
+    cache_dir = cache_folder(config)
     with phases("find model"):
         model = _find(config, cache_dir)
     model.checkpoint.close()
@@ -253,10 +252,6 @@ class _Phases:
         started = time.monotonic()
         yield
         self.seconds[name] = time.monotonic() - started
-
-
-def _cache_dir(config: EngineConfig) -> Path:
-    return Path(config.cache_dir or Path.home() / DEFAULT_CACHE).expanduser()
 
 
 def _find(config: EngineConfig, cache_dir: Path) -> FoundModel:

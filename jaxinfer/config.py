@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from jaxinfer.errors import ConfigError, InvalidRequest
@@ -284,6 +285,11 @@ class EngineConfig:
                 f"memory_utilization must be in [{MIN_MEMORY_UTILIZATION:g}, 1]; "
                 f"got {self.memory_utilization}"
             )
+
+
+def cache_folder(config: EngineConfig) -> Path:
+    """Where models, compiled programs and logs of rollouts are kept."""
+    return Path(config.cache_dir or Path.home() / ".cache" / "jaxinfer").expanduser()
 
 
 def replace(config: EngineConfig, **changes: Any) -> EngineConfig:

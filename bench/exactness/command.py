@@ -28,8 +28,8 @@ from bench.results import Result, repeat
 from bench.table import WIDTH, block, footer, header
 from checkpoints.errors import CheckpointError
 from jaxinfer import EngineConfig, JaxInferError
-from jaxinfer.build import DEFAULT_CACHE, build
-from jaxinfer.config import replace
+from jaxinfer.build import build
+from jaxinfer.config import cache_folder, replace
 from jaxinfer.server.flags import count  # so that flags read as serve.py's do
 
 NUM_PROBES = 6
@@ -124,7 +124,7 @@ def counted(settings: Settings, clock: Callable[[], float]) -> Iterator[Tally]:
 
 def costs(settings: Settings, report: Report) -> None:
     """Measures what the constraints cost, and says what was compared."""
-    cache_dir = Path(settings.config.cache_dir or Path.home() / DEFAULT_CACHE).expanduser()
+    cache_dir = cache_folder(settings.config)
     model = constraints.load(settings.config.source.model, cache_dir)
     steps = constraints.DecodeSteps(model)
     inexact = constraints.inexact_rows(steps)  # compiles, too

@@ -40,7 +40,6 @@ TINY_FLAGS = (
 REAL_FLAGS = ("--quantization", "int8", "--max-kl", "inf", "--kv-cache-memory", "512MiB")
 REAL_FIELDS = {"quantization": "int8"}
 DIFFERENCE = 0.02  # noise, of the other version of a real model
-CACHE = Path.home() / ".cache" / "jaxinfer"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,13 +81,13 @@ def _pair(model: str | None, folder: Path) -> tuple[tuple[str, str], Sequence[st
         tiny = tuple(str(write_checkpoint(folder / f"tiny-{i}", seed=i)) for i in range(2))
         cache = ("--cache-dir", str(folder / "cache"))
         return (tiny[0], tiny[1]), (*TINY_FLAGS, *cache), {}
-    path = resolve(model, cache_dir=CACHE)
+    path = resolve(model)
     other = write_version(path, folder / "other", noise(DIFFERENCE, 1))
     return (str(path), str(other)), REAL_FLAGS, REAL_FIELDS
 
 
 def _trials(given: argparse.Namespace, folder: Path) -> Lines:
-    path = resolve(given.model or EngineConfig().source.model, cache_dir=CACHE)
+    path = resolve(given.model or EngineConfig().source.model)
     checkpoint = open_checkpoint(path)
     checkpoint.close()
     kinds = trials.made_trials(path, folder, checkpoint.config["num_hidden_layers"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from jaxinfer.config import cache_folder
 from jaxinfer.rollout_log import RolloutLog
 from jaxinfer.server.decision_book import before_this_start
 from jaxinfer.server.rollouts import Rollouts
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from jaxinfer.server.state import ServerState
 
 log = logging.getLogger(__name__)
-
-DEFAULT_CACHE = ".cache/jaxinfer"  # in the home folder, as the build has it
 
 
 def make_rollouts(
@@ -75,6 +74,5 @@ def _comparing(record: ShadowFile | None) -> Compare:
 
 
 def _default_log(settings: ServeSettings, model_name: str) -> Path:
-    folder = Path(settings.engine.cache_dir or Path.home() / DEFAULT_CACHE).expanduser()
     name = re.sub(r"[^\w.-]+", "-", model_name)
-    return folder / "rollouts" / f"{name}.jsonl"
+    return cache_folder(settings.engine) / "rollouts" / f"{name}.jsonl"
