@@ -21,10 +21,9 @@ from jaxinfer.models.registry import Decoder
 from jaxinfer.new_version import NewVersion
 from jaxinfer.runtime.compile_counter import compiling_for_version
 from jaxinfer.runtime.memory_budget import MemoryBudget
-from jaxinfer.runtime.memory_plan import MemoryPlan
+from jaxinfer.runtime.memory_plan import MemoryPlan, asked_bytes
 from jaxinfer.runtime.program_set import ProgramSet, prepare_beside
 from jaxinfer.runtime.runner import ModelRunner
-from jaxinfer.runtime.second_plan import asked_bytes
 from jaxinfer.runtime.steps import Params
 from jaxinfer.runtime.weight_choice import WeightChoice
 from jaxinfer.runtime.weights import load_weights

@@ -151,7 +151,14 @@ def plan_memory(
 
 def is_planned(config: EngineConfig, budget: MemoryBudget) -> bool:
     """Whether the pool's size follows from the budget, and so from what the programs need."""
-    return budget.is_gpu and config.cache.kv_cache_bytes is None
+    return asked_bytes(config, budget) is None
+
+
+def asked_bytes(config: EngineConfig, budget: MemoryBudget) -> int | None:
+    """What the flags say of the pool; None: it has all that is left."""
+    if config.cache.kv_cache_bytes is not None or budget.is_gpu:
+        return config.cache.kv_cache_bytes
+    return CPU_POOL_BYTES
 
 
 def longest_context(config: EngineConfig, decoder: Decoder) -> int:
@@ -164,10 +171,9 @@ def longest_context(config: EngineConfig, decoder: Decoder) -> int:
 
 
 def _pool_bytes(config: EngineConfig, budget: MemoryBudget, smallest: MemoryPlan) -> int:
-    if config.cache.kv_cache_bytes is not None:
-        return config.cache.kv_cache_bytes
-    if not budget.is_gpu:
-        return CPU_POOL_BYTES
+    asked = asked_bytes(config, budget)
+    if asked is not None:
+        return asked
     assert budget.total_bytes is not None
     return max(0, budget.total_bytes - smallest.weights_bytes - smallest.programs_bytes)
 

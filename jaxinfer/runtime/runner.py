@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -153,8 +154,7 @@ class ModelRunner:
         lost, self._pages = self._pages, []
         with suppress(Exception):  # of the step that broke them
             jax.block_until_ready(lost)
-        for array in jax.tree.leaves(lost):
-            array.delete()
+        _delete(lost)
         self._pages = list(jax.block_until_ready(self._make_pages()))
         self._newest = self._empty_seats()
 
@@ -224,8 +224,7 @@ class ModelRunner:
             self.drop_version(version)
         held = self._pages, self._newest, self._full_masks
         self._pages, self._full_masks = [], {}
-        for array in jax.tree.leaves(held):
-            array.delete()
+        _delete(held)
         self._programs = Programs({}, 0, 0, 0.0)
         self._is_closed = True
         self._make_pages = _closed
@@ -250,8 +249,9 @@ def _num_bytes(params: Params) -> int:
     return sum(array.nbytes for array in jax.tree.leaves(params))
 
 
-def _delete(params: Params) -> None:
-    for array in jax.tree.leaves(params):
+def _delete(arrays: Any) -> None:
+    """All of a tree."""
+    for array in jax.tree.leaves(arrays):
         array.delete()
 
 

@@ -10,7 +10,7 @@ from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import Decoder
 from jaxinfer.runtime.kv_cache import page_bytes, pages_dtype
 from jaxinfer.runtime.memory_budget import MemoryBudget
-from jaxinfer.runtime.memory_plan import CPU_POOL_BYTES, MemoryPlan, plan_memory
+from jaxinfer.runtime.memory_plan import MemoryPlan, asked_bytes, plan_memory
 
 STEPS_OF_A_POOL = 16  # a pool that is cut has one of so many sizes between two powers of two
 
@@ -52,13 +52,6 @@ def plan_beside(
         num_pages = max(_rounded(left // one), least)
     pool = replace(config, kv_cache_bytes=num_pages * one)
     return plan_memory(pool, decoder, budget, programs_bytes)
-
-
-def asked_bytes(config: EngineConfig, budget: MemoryBudget) -> int | None:
-    """What the flags say of the pool; None: it has all that is left."""
-    if config.cache.kv_cache_bytes is not None or budget.is_gpu:
-        return config.cache.kv_cache_bytes
-    return CPU_POOL_BYTES
 
 
 def _left(decoder: Decoder, budget: MemoryBudget, programs_bytes: int) -> int | None:
