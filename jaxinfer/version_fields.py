@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from typing import Any
 
+from jaxinfer.canary.guard import Guard
+
 UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 STAGE = "SHARE[:HOLD[:REQUESTS]], such as 5%:60s:50"
-GUARDS = (
-    *("false_alarm_rate", "max_slowdown", "max_kl", "max_nll_increase"),
-    *("max_length_rank", "max_repetition_rank", "max_cut_increase"),
-)
+GUARDS = tuple(field.name for field in dataclasses.fields(Guard))
 
 
 def share(text: str) -> float:

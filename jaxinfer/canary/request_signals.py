@@ -19,12 +19,12 @@ import math
 
 from jaxinfer.canary.facts import RequestFacts
 from jaxinfer.canary.guard import Guard
+from jaxinfer.canary.incidents import Incidents
 from jaxinfer.canary.pairing import Pairing
 from jaxinfer.canary.signal import Signal, difference, rank
 from jaxinfer.scheduling.request import FinishReason
 
 MAX_FAILING = 0.4  # of its requests may fail or be too late, whatever the stable version does
-INCIDENT_S = 0.05  # failures of the canary that are nearer to each other count as one
 MAX_LONGEST_S = 60.0  # of an answer whose time is waited for: one that hangs blinds nobody for long
 MAX_KEYS = 4096  # of a version, kind and stage that are remembered; beyond, the first count again
 ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
@@ -61,7 +61,8 @@ class RequestSignals:
         )
         self._outcomes = Pairing[FinishReason]()
         self._answers = Pairing[RequestFacts]()
-        self._last_failed_s = self._since_s = -math.inf
+        self._incidents = Incidents()
+        self._since_s = -math.inf
         self._longest_s = 0.0  # of the answers so far
         self._counted = _Counted()
 
@@ -75,10 +76,9 @@ class RequestSignals:
     def note(self, facts: RequestFacts, now: float, *, is_canary: bool) -> None:
         if facts.finish is FinishReason.ABORT:
             return
-        if facts.finish is FinishReason.ERROR and is_canary:
-            if now - self._last_failed_s < INCIDENT_S:
-                return
-            self._last_failed_s = now
+        is_failure = facts.finish is FinishReason.ERROR and is_canary
+        if is_failure and not self._incidents.begins(now):
+            return
         if is_canary:
             has_come_to_nothing = facts.finish not in ANSWERED
             self._failing.see(has_come_to_nothing)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from jaxinfer.canary.guard import Guard
+from jaxinfer.canary.incidents import Incidents
 from jaxinfer.canary.pairing import Pairing, StepPairing
 from jaxinfer.canary.signal import Signal
 from jaxinfer.stats import StepStats
 
-INCIDENT_S = 0.05  # failures of the canary that are nearer to each other count as one
 LEAST_S = 1e-9  # of a step, to divide by
 
 
@@ -29,7 +29,7 @@ class StepSignals:
         self.all = (self._failed, self._time) if self._time else (self._failed,)
         self._pairing = StepPairing()
         self._outcomes = Pairing[bool]()  # whether it failed
-        self._last_failed_s = -math.inf
+        self._incidents = Incidents()
 
     def note(self, stats: StepStats, now: float, *, is_canary: bool) -> None:
         self._note_outcome(False, is_canary=is_canary)
@@ -41,11 +41,8 @@ class StepSignals:
         self._time.bet(ratio > self._factor)
 
     def note_failed(self, now: float, *, is_canary: bool) -> None:
-        if is_canary:
-            if now - self._last_failed_s < INCIDENT_S:
-                return
-            self._last_failed_s = now
-        self._note_outcome(True, is_canary=is_canary)
+        if not is_canary or self._incidents.begins(now):
+            self._note_outcome(True, is_canary=is_canary)
 
     def _note_outcome(self, has_failed: bool, *, is_canary: bool) -> None:
         pair = self._outcomes.note(has_failed, is_canary=is_canary)
