@@ -13,7 +13,6 @@ import jax
 
 from checkpoints.aligned import CHUNK_BYTES
 from checkpoints.checkpoint import Checkpoint
-from checkpoints.checksums import check_sums
 from checkpoints.file_stamps import FileStamps
 from jaxinfer.engine import Engine
 from jaxinfer.errors import Conflict, EngineFailure
@@ -21,11 +20,11 @@ from jaxinfer.found_model import FoundModel
 from jaxinfer.loaded_versions import LoadedVersions, Origin, PlacedTensors
 from jaxinfer.models.registry import Decoder
 from jaxinfer.new_version import Manner, NewVersion
-from jaxinfer.runtime.pace import Pace
 from jaxinfer.runtime.steps import Params
 from jaxinfer.runtime.streamed_weights import stream_weights
-from jaxinfer.runtime.weights import each_weight, load_weights
+from jaxinfer.runtime.weights import each_weight
 from jaxinfer.version_order import VersionOrder
+from jaxinfer.version_reading import VersionReading
 from jaxinfer.versions import ModelVersion
 
 log = logging.getLogger(__name__)
@@ -39,10 +38,7 @@ class FittingVersion:
 
     def __init__(self, found: FoundModel, order: VersionOrder, loaded: LoadedVersions):
         self._found, self._order, self._loaded = found, order, loaded
-        self._stamps = FileStamps(found.checkpoint.files)
-        self._is_closed = threading.Event()
-        self._pace = Pace()
-        self._is_others = False  # the checkpoint: `load` closes it, or whom it gave it to
+        self._reading = VersionReading(found)
         self.name, self.root = found.version, order.source.model
         self.manner: Manner = "stream" if order.swap_mode == "stream" else "beside"
         self.weights_bytes = found.decoder.params_bytes
@@ -54,7 +50,7 @@ class FittingVersion:
 
         Raises: also Conflict if it was closed.
         """
-        self._is_others = True
+        self._reading.begin()
         try:
             version = self._read(on_progress)
         except BaseException:
@@ -65,40 +61,19 @@ class FittingVersion:
         return version
 
     def close(self) -> None:
-        self._is_closed.set()
-        if not self._is_others:
-            self._found.checkpoint.close()
-
-    def _go_on(self) -> None:
-        if self._is_closed.is_set():
-            raise Conflict(f"version {self.name} was given up while it was read")
-        self._pace.rest()
+        self._reading.give_up()
 
     def _read(self, on_progress: Callable[[str], None]) -> NewVersion:
-        self._pace = Pace()
-        self._go_on()
+        self._reading.go_on()
         on_progress("compare checksums")
-        check_sums(self._found.checkpoint.path, self._go_on)
+        self._reading.compare_checksums()
         on_progress("read and check weights")
         return self._checked() if self.manner == "stream" else self._placed()
 
     def _placed(self) -> NewVersion:
         """Its parameters are on the device."""
         self._check_room()
-        placed = self._loaded.begin()
-        try:
-            params = load_weights(
-                self._found.checkpoint,
-                self._found.decoder,
-                on_tensor=self._go_on,
-                put=placed.put,
-                is_in_background=True,
-            )
-            self._stamps.check()
-        except BaseException:
-            placed.free()
-            self._loaded.settle(placed)
-            raise
+        params, placed = self._reading.place(self._loaded)
         origin = Origin.of(self._order.source, self._found)
         entry = _Beside(self._loaded, self._found.model_version, params, origin, placed)
         return self._new_version(entry.install, entry.discard)
@@ -108,11 +83,12 @@ class FittingVersion:
         weights = each_weight(self._found.checkpoint, self._found.decoder)
         with closing(weights):
             for _ in weights:
-                self._go_on()
-        self._stamps.check()
+                self._reading.go_on()
+        stamps = self._reading.stamps
+        stamps.check()
         origin = Origin.of(self._order.source, self._found)
         found = self._found.checkpoint
-        entry = _InPlace(self._loaded, self._found.model_version, origin, found, self._stamps)
+        entry = _InPlace(self._loaded, self._found.model_version, origin, found, stamps)
         return self._new_version(entry.install, entry.discard)
 
     def _check_room(self) -> None:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from checkpoints.checkpoint import Checkpoint
-from checkpoints.checksums import check_sums
-from checkpoints.file_stamps import FileStamps
 from jaxinfer.config import EngineConfig
-from jaxinfer.errors import Conflict
 from jaxinfer.found_model import FoundModel
 from jaxinfer.loaded_versions import LoadedVersions
-from jaxinfer.models.registry import Decoder
 from jaxinfer.new_version import Manner, NewVersion
 from jaxinfer.runtime.memory_budget import read_budget
 from jaxinfer.runtime.memory_plan import MemoryPlan
-from jaxinfer.runtime.pace import Pace
 from jaxinfer.runtime.steps import Params
-from jaxinfer.runtime.weights import load_weights
 from jaxinfer.second_engine import load_engine
+from jaxinfer.version_reading import VersionReading
 
 
 class OwnEngineVersion:
@@ -46,10 +39,7 @@ class OwnEngineVersion:
     ):
         self._found, self._config, self._loaded = found, config, loaded
         self._programs_dir = programs_dir
-        self._stamps = FileStamps(found.checkpoint.files)
-        self._is_closed = threading.Event()
-        self._pace = Pace()
-        self._is_loading = False
+        self._reading = VersionReading(found)
         self.name, self.root = found.version, config.source.model
         self.weights_bytes = found.decoder.params_bytes
         self.lines = (f"not what the running programs compute: {difference}",)
@@ -59,31 +49,22 @@ class OwnEngineVersion:
 
         Raises: also Conflict if it was closed.
         """
-        self._is_loading = True
+        self._reading.begin()
         try:
             return self._made(on_progress)
         finally:
             self._found.checkpoint.close()
 
     def close(self) -> None:
-        self._is_closed.set()
-        if not self._is_loading:
-            self._found.checkpoint.close()
-
-    def _go_on(self) -> None:
-        if self._is_closed.is_set():
-            raise Conflict(f"version {self.name} was given up while it was read")
-        self._pace.rest()
+        self._reading.give_up()
 
     def _made(self, on_progress: Callable[[str], None]) -> NewVersion:
-        self._pace = Pace()
-
         def go_on(phase: str) -> None:
-            self._go_on()
+            self._reading.go_on()
             on_progress(phase)
 
         go_on("compare checksums")
-        check_sums(self._found.checkpoint.path, self._go_on)
+        self._reading.compare_checksums()
         plans: list[MemoryPlan] = []
         budget = read_budget(self._config.memory_utilization)
         version = load_engine(
@@ -95,7 +76,7 @@ class OwnEngineVersion:
             budget.beside(self._loaded.planned_bytes),
             programs_dir=self._programs_dir,
             running_model_len=self._loaded.plan.max_model_len,
-            load=self._weights,
+            load=lambda checkpoint, decoder: self._placed(),
             on_progress=go_on,
             on_plan=plans.append,
         )
@@ -109,16 +90,7 @@ class OwnEngineVersion:
 
         return dataclasses.replace(version, lines=(*self.lines, *version.lines), discard=discard)
 
-    def _weights(self, checkpoint: Checkpoint, decoder: Decoder) -> Params:
-        placed = self._loaded.begin()
-        try:
-            params = load_weights(
-                checkpoint, decoder, on_tensor=self._go_on, put=placed.put, is_in_background=True
-            )
-            self._stamps.check()
-        except BaseException:
-            placed.free()
-            raise
-        finally:
-            self._loaded.settle(placed)
+    def _placed(self) -> Params:
+        params, placed = self._reading.place(self._loaded)
+        self._loaded.settle(placed)
         return params
