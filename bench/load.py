@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from bench.service.client import TIMEOUT_S, Call, Reply, send
+from bench.service.client import Call, Reply, client_of, send
 from bench.service.mixture import CHAT, WORDS
 from bench.service.statistics import percentile
 from jaxinfer.server.flags import count, positive
@@ -153,10 +153,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _run(plan: Plan, url: str, headers: dict[str, str]) -> tuple[Replies, float]:
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(
-        base_url=url, headers=headers, timeout=TIMEOUT_S, limits=limits, trust_env=False
-    ) as client:
+    async with client_of(url, headers=headers) as client:
         load = Load(plan, client)
         return load.replies, await load.run()
 

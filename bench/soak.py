@@ -24,7 +24,7 @@ from random import Random
 
 import httpx
 
-from bench.service.client import TIMEOUT_S, Call, Reply, send
+from bench.service.client import Call, Reply, client_of, send
 from bench.service.faults import FaultRates
 from bench.service.mixture import bad_call, good_calls
 from bench.service.server import Server, ServerFailed, started
@@ -77,7 +77,7 @@ class Findings:
 async def solo_replies(url: str, calls: Sequence[Call]) -> list[Reply]:
     """One after the other. Raises: ServerFailed if one is not answered."""
     replies: list[Reply] = []
-    async with _client(url, 1) as client:
+    async with client_of(url, num_connections=1) as client:
         for call in calls:
             reply = await send(client, call)
             if reply.ending != "done":
@@ -98,7 +98,7 @@ class Soak:
 
     async def run(self) -> Findings:
         start_s = time.monotonic()
-        async with _client(self._server.url, self._plan.num_clients) as client:
+        async with client_of(self._server.url, num_connections=self._plan.num_clients) as client:
             clients = (self._send_on(client) for _ in range(self._plan.num_clients))
             await asyncio.gather(*clients)
             self.findings.seconds = time.monotonic() - start_s
@@ -159,11 +159,6 @@ LEFT_OVER = {
     "sequences waiting": "num_requests_waiting",
     "requests open": "open_requests",
 }
-
-
-def _client(url: str, num_connections: int) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=num_connections)
-    return httpx.AsyncClient(base_url=url, limits=limits, timeout=TIMEOUT_S, trust_env=False)
 
 
 def report(plan: Plan, found: Findings) -> Iterator[tuple[str, bool]]:

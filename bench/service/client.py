@@ -58,6 +58,16 @@ class Reply:
         return self.texts, self.logprobs, self.reasons, self.num_tokens
 
 
+def client_of(
+    url: str, *, num_connections: int | None = None, headers: Mapping[str, str] | None = None
+) -> httpx.AsyncClient:
+    """Of one server; num_connections: at most; None: as many as there are calls."""
+    limits = httpx.Limits(max_connections=num_connections)
+    return httpx.AsyncClient(
+        base_url=url, headers=headers, limits=limits, timeout=TIMEOUT_S, trust_env=False
+    )
+
+
 async def send(client: httpx.AsyncClient, call: Call) -> Reply:
     """Sends a call and reads the reply to its end, or to where the client leaves."""
     reply, start_s = Reply(), time.monotonic()

@@ -11,12 +11,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench.service.client import Call, Reply
+from bench.service.client import Call, client_of
 from bench.service.mixture import good_calls
 from bench.service.server import Server, ServerFailed, started
 from bench.service.statistics import percentile
+from bench.soak import solo_replies
 from bench.swap.operator import KEY, Operator
-from bench.swap.traffic import Findings, Said, Traffic, Window, client_of, solo_replies
+from bench.swap.traffic import Findings, Said, Traffic, Window
 
 NUM_KINDS = 60  # of requests
 LOAD = 0.8  # of the capacity
@@ -77,16 +78,8 @@ def _server(model: str, plan: Plan) -> Any:
 
 def _solo(model: str, plan: Plan, calls: Sequence[Call]) -> tuple[str, list[Said]]:
     """The version of a server of its own, and what it says."""
-
-    async def ask(url: str) -> list[Reply]:
-        async with client_of(url) as client:
-            return await solo_replies(client, calls)
-
     with _server(model, plan) as server:
-        replies = asyncio.run(ask(server.url))
-    bad = [r for r in replies if r.ending != "done"]
-    if bad:
-        raise ServerFailed(f"{len(bad)} solo requests failed: {bad[0].status} {bad[0].error}")
+        replies = asyncio.run(solo_replies(server.url, calls))
     return replies[0].version, [reply.said for reply in replies]
 
 

@@ -12,7 +12,7 @@ from random import Random
 
 import httpx
 
-from bench.service.client import TIMEOUT_S, Call, Reply, send
+from bench.service.client import Call, send
 
 MIN_GAIN = 1.1  # throughput of twice the clients, up to the knee
 MAX_CLIENTS = 64
@@ -108,13 +108,3 @@ class Traffic:
         solo = self._solo.get(reply.version)
         if solo is None or reply.said != solo[number]:
             found.different.append(self._calls[number])
-
-
-async def solo_replies(client: httpx.AsyncClient, calls: Sequence[Call]) -> list[Reply]:
-    """One after the other, of an idle server."""
-    return [await send(client, call) for call in calls]
-
-
-def client_of(url: str) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=url, limits=limits, timeout=TIMEOUT_S, trust_env=False)

@@ -12,12 +12,11 @@ from typing import Any
 
 import httpx
 
-from bench.service.client import Call, send
+from bench.service.client import Call, client_of, send
 from bench.service.mixture import CHAT
 from bench.service.server import Server
 from bench.swap.made_versions import noise, one_scale, overflow, swapped, write_version
 from bench.swap.operator import Operator, Refused
-from bench.swap.traffic import client_of
 
 SHARE = 0.25
 NEVER = 10**6
