@@ -33,7 +33,7 @@ class FileBytes:
         done = 0
         try:
             while done < len(out):
-                num_read = os.preadv(self._file.fileno(), [out[done:]], part.start + done)
+                num_read = os.preadv(self._file.fileno(), [out[done:].data], part.start + done)
                 if not num_read:
                     raise CheckpointError(
                         f"{self._path}: expected bytes {part.start} to {part.stop}, found its end "
