@@ -11,7 +11,7 @@ from random import Random
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine import Engine
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.runtime.kv_cache import KVPages
 from jaxinfer.runtime.program_set import ProgramSet
 from jaxinfer.runtime.runner import ModelRunner

@@ -18,7 +18,7 @@ from jaxinfer.engine import Engine
 from jaxinfer.errors import Conflict, EngineFailure
 from jaxinfer.found_model import FoundModel
 from jaxinfer.loaded_versions import LoadedVersions, Origin, PlacedTensors
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.new_version import Manner, NewVersion
 from jaxinfer.runtime.steps import Params
 from jaxinfer.runtime.streamed_weights import stream_weights

@@ -19,7 +19,8 @@ from checkpoints.resolve import resolve
 from jaxinfer.chat_template import ChatTemplate
 from jaxinfer.config import ModelSource
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.registry import decoder_for
 from jaxinfer.runtime.memory_plan import default_dtype
 from jaxinfer.runtime.weight_choice import WeightChoice, choose_weights
 from jaxinfer.tokenizer import Tokenizer

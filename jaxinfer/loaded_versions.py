@@ -15,7 +15,7 @@ from checkpoints.errors import CheckpointError
 from jaxinfer.config import ModelSource
 from jaxinfer.errors import ConfigError, NoRoom
 from jaxinfer.found_model import FoundModel
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.runtime.memory_plan import MemoryPlan
 from jaxinfer.runtime.runner import ModelRunner
 from jaxinfer.runtime.steps import Params

@@ -17,7 +17,7 @@ from jaxinfer.assembly import make_engine, make_runner
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine import Engine
 from jaxinfer.heap import trim_heap
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.new_version import NewVersion
 from jaxinfer.runtime.compile_counter import compiling_for_version
 from jaxinfer.runtime.memory_budget import MemoryBudget

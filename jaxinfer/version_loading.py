@@ -11,7 +11,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.fitting_version import FittingVersion
 from jaxinfer.found_model import FoundModel, find_model
 from jaxinfer.loaded_versions import LoadedVersions, Origin
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.new_version import OpenVersion
 from jaxinfer.own_engine_version import OwnEngineVersion
 from jaxinfer.runtime.memory_plan import MemoryPlan

@@ -24,7 +24,8 @@ from jaxinfer.async_engine import AsyncEngine
 from jaxinfer.config import EngineConfig, SamplingParams, replace
 from jaxinfer.engine import Engine
 from jaxinfer.errors import ConfigError, EngineFailure, PoolLost
-from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.registry import decoder_for
 from jaxinfer.new_version import NewVersion
 from jaxinfer.offline import LLM
 from jaxinfer.outputs import RequestOutput

@@ -21,7 +21,8 @@ from bench.workloads import Figures
 from checkpoints.checkpoint import open_checkpoint
 from checkpoints.resolve import resolve
 from jaxinfer.config import MIN_ROWS
-from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.registry import decoder_for
 from jaxinfer.runtime.kv_cache import KVPages, LayerPages, PagedKV, make_pages
 from jaxinfer.runtime.memory_plan import default_dtype
 from jaxinfer.runtime.weights import load_weights
@@ -81,9 +82,11 @@ class FewRows:
         *,
         scale: float | None = None,
         window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         q, k, v = (jnp.pad(x, ((0, self._extra), (0, 0), (0, 0))) for x in (q, k, v))
-        return self._inner.attend(q, k, v, scale=scale, window=window)[: self._num_rows]
+        out = self._inner.attend(q, k, v, scale=scale, window=window, soft_cap=soft_cap)
+        return out[: self._num_rows]
 
 
 class DecodeSteps:

@@ -18,7 +18,7 @@ from jax import lax
 from checkpoints.formats import HEAD_FORMAT, WeightFormat, packed_group
 from jaxinfer.config import MIN_ROWS
 from jaxinfer.models.arithmetic import Arithmetic
-from jaxinfer.models.config import Activation
+from jaxinfer.models.config import Activation, ModelConfig
 from jaxinfer.models.quantized_product import IntegerWeight, quantized_product
 from pallas_kernels.matmul import matmul
 from pallas_kernels.rms_norm import rms_norm
@@ -125,6 +125,12 @@ class OffsetRMSNorm(RMSNorm):
     """x / rms(x) * (1 + weight), Gemma's."""
 
     adds_one = True
+
+
+def norm(config: ModelConfig, arithmetic: Arithmetic, dim: int | None = None) -> RMSNorm:
+    """The family's, of hidden states or of `dim` numbers."""
+    kind = OffsetRMSNorm if config.norm_adds_one else RMSNorm
+    return kind(dim or config.hidden_size, eps=config.rms_norm_eps, arithmetic=arithmetic)
 
 
 class Embedding(nnx.Module):

@@ -13,18 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxinfer.models.config import LayerType, ModelConfig, RopeScaling
+from jaxinfer.models.config import FULL, SLIDING, LayerType, ModelConfig, RopeScaling
 
 RopeTables = tuple[jax.Array, jax.Array]
 """Cosines and sines of a step's positions, each float32[T, 1, head_dim / 2]."""
+Rope = tuple[RopeTables, ...]
+"""Of each of `ModelConfig.rope_types`."""
 
 
 def inverse_frequencies(
-    config: ModelConfig, layer_type: LayerType = "full_attention"
+    config: ModelConfig, layer_type: LayerType = FULL
 ) -> npt.NDArray[np.float32]:
     """float32[head_dim / 2]; equal to transformers' for default, linear and llama3."""
     half = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-    if layer_type == "sliding_attention":
+    if layer_type == SLIDING and config.rope_local_base_freq is not None:
         return (config.rope_local_base_freq**-half).astype(np.float32)
     plain = config.rope_theta**-half
     scaling = config.rope_scaling

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxinfer.models.attention import DenseKV, KVCache
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.runtime.steps import Params
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxinfer.config import MIN_ROWS
 from jaxinfer.errors import EngineFailure, InvalidRequest
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.runtime.steps import Params, Rope, without_layers
 
 MAX_PROMPT_TOKENS = 1024
@@ -44,6 +44,7 @@ class RowsKV:
         *,
         scale: float | None = None,
         window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         keys, values = (
             kept.at[:, self._at].set(self._round(new).astype(jnp.float32))
@@ -53,6 +54,8 @@ class RowsKV:
         num_rows, _, head_dim = q.shape
         grouped = q.astype(jnp.float32).reshape(num_rows, k.shape[1], -1, head_dim)
         scores = jnp.einsum("nkgd,nskd->nkgs", grouped * (scale or head_dim**-0.5), keys)
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
         before = self._at - jnp.arange(keys.shape[1])
         is_seen = (before >= 0) & (before < (window or keys.shape[1]))
         weights = jax.nn.softmax(jnp.where(is_seen, scores, -jnp.inf), axis=-1)

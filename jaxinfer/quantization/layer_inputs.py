@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from checkpoints.formats import Activations
 from jaxinfer.models.attention import DenseKV
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.quantization.sites import Site
 from jaxinfer.quantization.windows import Window
 from jaxinfer.runtime.steps import Params

@@ -12,7 +12,7 @@ from checkpoints.channel_scaling import search_scales
 from checkpoints.formats import WeightFormat
 from checkpoints.rounding import round_to_nearest
 from jaxinfer.errors import EngineFailure
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.quantization.activation_scales import static_scale
 from jaxinfer.quantization.calibration_check import Criteria, check_enough, covered_share
 from jaxinfer.quantization.calibration_set import CalibrationSet

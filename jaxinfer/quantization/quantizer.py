@@ -18,7 +18,8 @@ from checkpoints.checkpoint import Checkpoint
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import Quantization, quantization_of
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.registry import decoder_for
 from jaxinfer.quantization.calibration_check import check_enough
 from jaxinfer.quantization.calibration_set import CalibrationSet
 from jaxinfer.quantization.layer_inputs import LayerInputs

@@ -21,8 +21,8 @@ from checkpoints.rounded_version import rounded_version
 from jaxinfer.config import KVCacheDtype
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.attention import DenseKV, QuantizedDenseKV, through_int8
-from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.registry import decoder_for, model_config
 from jaxinfer.quantization.forward import Forward
 from jaxinfer.runtime.memory_plan import default_dtype
 from jaxinfer.runtime.steps import Params, without_layers
@@ -128,7 +128,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
 def context_length(checkpoint: Checkpoint) -> int:
     """Tokens that the model can see. Raises: CheckpointError."""
     try:
-        return ModelConfig.from_hf(checkpoint.config).max_position_embeddings
+        return model_config(checkpoint.config).max_position_embeddings
     except (ConfigError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
 

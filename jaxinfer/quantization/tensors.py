@@ -14,7 +14,7 @@ from checkpoints.checkpoint import Checkpoint
 from checkpoints.errors import CheckpointError
 from checkpoints.load import WeightSpec, load_params
 from checkpoints.load_product import ProductSpec
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.runtime.steps import Params
 from jaxinfer.runtime.weights import HEAD, IGNORED_TENSORS
 

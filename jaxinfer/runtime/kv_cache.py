@@ -140,6 +140,7 @@ class PagedKV:
         *,
         scale: float | None = None,
         window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         with jax.named_scope("kv_write"):
             pages = self.pages = self._written(k, v)
@@ -155,6 +156,7 @@ class PagedKV:
                 k_scales=pages.key_scales,
                 v_scales=pages.value_scales,
                 window=window,
+                soft_cap=soft_cap,
                 backend=self._backend,
             )
         return ragged_paged_attention(
@@ -169,6 +171,7 @@ class PagedKV:
             k_scales=pages.key_scales,
             v_scales=pages.value_scales,
             window=window,
+            soft_cap=soft_cap,
             backend=self._backend,
         )
 

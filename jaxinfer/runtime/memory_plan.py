@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxinfer.config import MIN_MEMORY_UTILIZATION, EngineConfig, SchedulerConfig
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.runtime.kv_cache import page_bytes, page_shape, pages_dtype
 from jaxinfer.runtime.memory_budget import ROOT, MemoryBudget, free_bytes
 from pallas_kernels.addressing import LOWEST_BAD, LOWEST_GOOD, is_addressable

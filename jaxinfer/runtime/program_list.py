@@ -12,7 +12,7 @@ import numpy as np
 from jax.stages import Lowered, Wrapped
 
 from jaxinfer.config import MAX_LOGIT_BIAS
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.runtime.aot import Program
 from jaxinfer.runtime.kv_cache import layer_shapes
 from jaxinfer.runtime.penalties import PenaltyArrays

@@ -19,7 +19,7 @@ import jax
 from tqdm import tqdm
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.runtime.aot import Programs, make_ready, measure
 from jaxinfer.runtime.kv_cache import KVPages, make_pages, pages_dtype, pages_program
 from jaxinfer.runtime.memory_budget import MemoryBudget

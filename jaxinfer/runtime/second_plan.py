@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jaxinfer.config import EngineConfig, replace
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.runtime.kv_cache import page_bytes, pages_dtype
 from jaxinfer.runtime.memory_budget import MemoryBudget
 from jaxinfer.runtime.memory_plan import MemoryPlan, asked_bytes, plan_memory

@@ -21,7 +21,7 @@ from typing import Any, Generic, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.runtime.kv_cache import KVPages, LayerPages, PagedKV
 from jaxinfer.runtime.penalties import PenaltyArrays, penalized
 from jaxinfer.runtime.sampling import Sampled, SamplingArrays, Variant, log_total, sample

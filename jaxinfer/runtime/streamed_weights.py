@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from checkpoints.checkpoint import Checkpoint
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 from jaxinfer.runtime.steps import Params
 from jaxinfer.runtime.weights import each_weight
 

@@ -16,7 +16,7 @@ from checkpoints.errors import CheckpointError
 from checkpoints.formats import CONFIG_KEY, Quantization, quantization_of
 from checkpoints.load import ParamPath, load_params, read_params
 from checkpoints.load_product import ProductSpec
-from jaxinfer.models.registry import Decoder
+from jaxinfer.models.decoder import Decoder
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ import pytest
 
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.config import ModelConfig, RopeScaling
-from tests.models.tiny_decoder import GEMMA3
+from jaxinfer.models.registry import model_config
+from tests.models.tiny_decoder import GEMMA3, QWEN2
 from tests.tiny import tiny_config
 
 POSITIVE = [
@@ -22,11 +23,11 @@ POSITIVE = [
 
 
 def read(**changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf(tiny_config(**changes))
+    return model_config(tiny_config(**changes))
 
 
 def without(*keys: str, **changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf({k: v for k, v in tiny_config(**changes).items() if k not in keys})
+    return model_config({k: v for k, v in tiny_config(**changes).items() if k not in keys})
 
 
 def test_every_key_is_read():
@@ -131,7 +132,7 @@ def test_llamas_attention_bias_is_on_all_four_projections():
 
 @pytest.mark.parametrize("says", [{}, {"attention_bias": True}, {"attention_bias": False}])
 def test_qwen2_has_a_bias_on_q_k_and_v_whatever_it_says(says: dict[str, bool]):
-    config = read(model_type="qwen2", **says)
+    config = read(**QWEN2, **says)
     assert (config.qkv_bias, config.out_bias) == (True, False)
 
 
@@ -165,9 +166,13 @@ SIZES = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
+def types_of(config: ModelConfig) -> tuple[str, ...]:
+    return tuple(kind.attention for kind in config.layer_kinds)
+
+
 def test_gemma3_is_read_in_its_old_form():
     config = without("tie_word_embeddings", "rms_norm_eps", **GEMMA3)
-    assert config.layer_types == (SLIDING, SLIDING, FULL, SLIDING)
+    assert types_of(config) == (SLIDING, SLIDING, FULL, SLIDING)
     assert [config.window_of(kind) for kind in (SLIDING, FULL)] == [6, None]
     assert (config.rope_theta, config.rope_local_base_freq) == (1e6, 500.0)
     assert config.attention_scale == 24**-0.5
@@ -183,23 +188,26 @@ def test_gemma3s_rope_parameters_by_layer_type_are_transformers_5s_form():
     types = [FULL, SLIDING, FULL, FULL]
     gone = ("rope_theta", "rope_local_base_freq", "hidden_act")
     config = without(*gone, **GEMMA, layer_types=types, rope_parameters=parameters)
-    assert config.layer_types == tuple(types)
+    assert types_of(config) == tuple(types)
     assert (config.rope_theta, config.rope_local_base_freq) == (2e6, 300.0)
     assert config.rope_scaling == RopeScaling("linear", 8.0)
 
 
 def test_gemma3s_absent_keys_have_transformers_defaults():
-    config = ModelConfig.from_hf({"model_type": "gemma3_text"} | SIZES)
+    config = model_config({"architectures": ["Gemma3ForCausalLM"]} | SIZES)
     assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (8, 4, 256)
-    assert (config.sliding_window, config.query_pre_attn_scalar) == (4096, 256)
+    assert (config.sliding_window, config.attention_scale) == (4096, 256**-0.5)
     assert (config.rope_theta, config.rope_local_base_freq) == (1e6, 1e4)
-    assert config.layer_types == (*[SLIDING] * 5, FULL, SLIDING)
+    assert types_of(config) == (*[SLIDING] * 5, FULL, SLIDING)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping must be absent"),
+        (
+            {"final_logit_softcapping": 30.0},
+            "final_logit_softcapping must be absent or off; got 30.0",
+        ),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be absent"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention must be absent"),
         ({"layer_types": [FULL]}, "layer_types must name each of 4 layers; got 1"),
@@ -207,7 +215,7 @@ def test_gemma3s_absent_keys_have_transformers_defaults():
         ({"sliding_window": 0}, "sliding_window must be a positive integer; got 0"),
         ({"sliding_window_pattern": 0}, "sliding_window_pattern must be a positive integer"),
         ({"query_pre_attn_scalar": -1}, "query_pre_attn_scalar must be a positive number; got -1"),
-        ({"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters of Gemma 3 must have one"),
+        ({"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters must have one"),
         (
             {"rope_parameters": {SLIDING: {"rope_type": "linear", "factor": 2.0}}},
             "rope_type of sliding_attention must be default; got 'linear'",

@@ -16,7 +16,8 @@ from checkpoints.load_product import ProductSpec
 from checkpoints.rounding import round_to_nearest
 from checkpoints.source import TensorInfo
 from jaxinfer.models.attention import DenseKV
-from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.registry import decoder_for
 from pallas_kernels.backend import REFERENCE, Backend
 from tests.models.reference_decoder import ReferenceDecoder
 from tests.tiny import tiny_config, tiny_tensors

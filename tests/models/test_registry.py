@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.registry import FAMILIES, Decoder, decoder_for
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.registry import FAMILIES, decoder_for
 from tests.models.tiny_decoder import MISTRAL, QWEN2
 from tests.tiny import tensor_shapes, tiny_config
 

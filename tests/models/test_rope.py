@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.registry import model_config
 from jaxinfer.models.rope import apply_rope, inverse_frequencies, rope_tables
 from tests.tiny import tiny_config
 
 
 def frequencies(**changes: Any) -> np.ndarray:
-    return inverse_frequencies(ModelConfig.from_hf(tiny_config(**changes)))
+    return inverse_frequencies(model_config(tiny_config(**changes)))
 
 
 def plain(head_dim: int, theta: float) -> np.ndarray:
@@ -79,7 +79,7 @@ def test_llama3_scaling_stretches_long_wavelengths(factor: float, key: str, form
     config["rope_parameters" if form == "rope_parameters" else "rope_theta"] = (
         scaling | {"rope_theta": 500000.0} if form == "rope_parameters" else 500000.0
     )
-    got = inverse_frequencies(ModelConfig.from_hf(config))
+    got = inverse_frequencies(model_config(config))
     base = plain(128, 500000.0)
     want = [llama3_one(f, factor, 1.0, 4.0, 8192) for f in base]
     np.testing.assert_allclose(got, want, rtol=1e-6)

@@ -13,7 +13,8 @@ import numpy as np
 
 from checkpoints.checkpoint import open_checkpoint
 from jaxinfer.models.attention import DenseKV
-from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.registry import decoder_for
 from jaxinfer.runtime.weights import load_weights
 from tests.models.reference_decoder import ReferenceDecoder, reference_decoder
 from tests.tiny import tiny_config, tiny_tensors, write_checkpoint

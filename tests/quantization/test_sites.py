@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.models.registry import FAMILIES, Decoder, decoder_for
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.registry import FAMILIES, decoder_for
 from jaxinfer.quantization.sites import LLAMA, SITES, LayerSites
 from jaxinfer.quantization.tensors import leaves
 from tests.models.tiny_decoder import GEMMA3

@@ -13,7 +13,8 @@ import pytest
 
 from jaxinfer.config import EngineConfig, SchedulerConfig, replace
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.registry import decoder_for
 from jaxinfer.runtime import memory_plan
 from jaxinfer.runtime.memory_budget import MemoryBudget
 from jaxinfer.runtime.memory_plan import (

@@ -14,7 +14,8 @@ import pytest
 from checkpoints.checkpoint import open_checkpoint
 from jaxinfer.config import EngineConfig, replace
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.registry import decoder_for
 from jaxinfer.runtime import program_set as module
 from jaxinfer.runtime.aot import Program, Programs, measure
 from jaxinfer.runtime.compile_counter import CompileCounter

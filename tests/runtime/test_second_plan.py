@@ -12,7 +12,8 @@ import pytest
 
 from jaxinfer.config import EngineConfig, replace
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.registry import decoder_for
 from jaxinfer.runtime.memory_budget import MemoryBudget
 from jaxinfer.runtime.memory_plan import CPU_POOL_BYTES, MemoryPlan
 from jaxinfer.runtime.second_plan import plan_beside

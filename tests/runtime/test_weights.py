@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoints.checkpoint import open_checkpoint
 from checkpoints.errors import CheckpointError
-from jaxinfer.models.registry import Decoder, decoder_for
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.registry import decoder_for
 from jaxinfer.runtime.weights import load_weights
 from tests.tiny import tiny_config, tiny_tensors, write_checkpoint
 

@@ -1,0 +1,169 @@
+"""Reads one config.json, key by key, with its old and new spellings.
+
+No JAX here. A key that would change the arithmetic is read or refused, never passed over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from checkpoints.formats import METHOD
+from jaxinfer.errors import ConfigError
+from jaxinfer.models.config import (
+    FULL,
+    LAYER_TYPES,
+    SLIDING,
+    Activation,
+    LayerType,
+    RopeScaling,
+)
+
+ACTIVATIONS: dict[Any, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+class HfKeys:
+    """One config.json, a null being the same as no key.
+
+    Args:
+        defaults: transformers', for keys that the file leaves out.
+    Raises, as all its methods do: ConfigError naming the key, what it must be and what it is.
+    """
+
+    def __init__(self, hf: Mapping[str, Any], defaults: Mapping[str, Any]):
+        self._hf: dict[str, Any] = dict(defaults)
+        self._hf |= {key: value for key, value in hf.items() if value is not None}
+        # transformers 5 writes rope_parameters; older files rope_theta and rope_scaling.
+        rope = self._hf.get("rope_parameters") or self._hf.get("rope_scaling") or {}
+        if not isinstance(rope, Mapping):
+            raise _not_flat(rope)
+        self._rope: Mapping[str, Any] = rope
+
+    def get(self, key: str) -> Any:
+        """As it is in the file or in the defaults; None if there is none."""
+        return self._hf.get(key)
+
+    def positive(self, key: str, *, default: int | None = None) -> int:
+        value = self._hf.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"config.json: {key} must be a positive integer; got {value!r}")
+        return value
+
+    def number(self, key: str, *, default: float | None = None) -> float:
+        """A positive one."""
+        value = self._hf.get(key, default)
+        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+            raise ConfigError(f"config.json: {key} must be a positive number; got {value!r}")
+        return float(value)
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        value = self._hf.get(key, default)
+        if not isinstance(value, bool):
+            raise ConfigError(f"config.json: {key} must be true or false; got {value!r}")
+        return value
+
+    def refuse(self, *keys: str) -> None:
+        """Those that must be absent, false or 0."""
+        for key in keys:
+            if self._hf.get(key):
+                raise ConfigError(
+                    f"config.json: {key} must be absent or off; got {self.get(key)!r}"
+                )
+
+    def refuse_unsupported(self) -> None:
+        """What no family of ours has."""
+        quantization = self._hf.get("quantization_config")
+        if quantization and not (
+            isinstance(quantization, Mapping) and quantization.get("quant_method") == METHOD
+        ):
+            raise ConfigError(
+                "config.json: quantization_config must be absent; pre-quantized checkpoints "
+                "of other tools are not read, use the unquantized model"
+            )
+        for key in ("partial_rotary_factor", "rotary_pct"):
+            value = self._hf.get(key, self._rope.get(key, 1.0))
+            if value != 1.0:
+                raise ConfigError(f"config.json: {key} must be 1; got {value!r}")
+
+    def activation(self, key: str = "hidden_act") -> Activation:
+        name = self._hf.get(key, "silu")
+        found = ACTIVATIONS.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise ConfigError(
+                f"config.json: {key} must be one of {', '.join(ACTIVATIONS)}; got {name!r}"
+            )
+        return found
+
+    def layer_types(self, pattern: Iterable[LayerType]) -> tuple[LayerType, ...]:
+        """Of each layer; `pattern` is what it is where the file does not name them."""
+        types, num_layers = self._hf.get("layer_types"), self.positive("num_hidden_layers")
+        if types is None:
+            types = list(pattern)
+        if not isinstance(types, list | tuple) or not all(kind in LAYER_TYPES for kind in types):
+            raise ConfigError(f"config.json: layer_types must be of {LAYER_TYPES}; got {types!r}")
+        if len(types) != num_layers:
+            raise ConfigError(
+                f"config.json: layer_types must name each of {num_layers} layers; got {len(types)}"
+            )
+        return tuple(types)
+
+    def rope_of(self, layer_type: LayerType) -> HfKeys:
+        """The keys with that layer type's object of rope_parameters in place of all of them."""
+        extra = self._rope.keys() - {FULL, SLIDING}
+        own = self._rope.get(layer_type) or {}
+        if extra or not isinstance(own, Mapping):
+            raise ConfigError(
+                f"config.json: rope_parameters must have one object for {FULL} and one for "
+                f"{SLIDING}; got {dict(self._rope)!r}"
+            )
+        return HfKeys(self._hf | {"rope_parameters": None, "rope_scaling": dict(own)}, {})
+
+    def rope_theta(self, *, default: float | None = None) -> float:
+        """That of rope_parameters; else `default`; else the file's own, which may be absent."""
+        if "rope_theta" in self._rope:
+            return HfKeys(self._rope, {}).number("rope_theta")
+        return default or self.number("rope_theta", default=10000.0)
+
+    def rope_scaling(self) -> RopeScaling | None:
+        if any(isinstance(value, Mapping) for value in self._rope.values()):
+            raise _not_flat(dict(self._rope))
+        kind = self._rope.get("rope_type", self._rope.get("type", "default"))
+        if kind == "default":
+            return None
+        if kind not in ("linear", "llama3"):
+            raise ConfigError(
+                f"config.json: rope_type must be default, linear or llama3; got {kind!r}"
+            )
+        try:
+            scaling = RopeScaling(
+                rope_type=kind,
+                factor=float(self._rope["factor"]),
+                low_freq_factor=float(self._rope.get("low_freq_factor", 1.0)),
+                high_freq_factor=float(self._rope.get("high_freq_factor", 4.0)),
+                original_max_position_embeddings=int(
+                    self._rope.get("original_max_position_embeddings", 8192)
+                ),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"config.json: rope scaling of type {kind!r} needs numbers for its keys; "
+                f"got {dict(self._rope)!r}"
+            ) from error
+        band = scaling.high_freq_factor - scaling.low_freq_factor
+        if not (0 < scaling.factor < math.inf and 0 < band < math.inf):
+            raise ConfigError(
+                f"config.json: rope scaling needs a positive factor and high_freq_factor above "
+                f"low_freq_factor; got {dict(self._rope)!r}"
+            )
+        return scaling
+
+
+def _not_flat(rope: Any) -> ConfigError:
+    return ConfigError(
+        f"config.json: rope_parameters or rope_scaling must be one flat object; got {rope!r}"
+    )
