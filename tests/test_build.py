@@ -363,7 +363,7 @@ def test_gguf_and_safetensors_of_one_model_say_the_same(
         ({"architectures": ["MambaForCausalLM"]}, "got MambaForCausalLM"),
         ({"architectures": 5}, "model: "),
         ({"sliding_window": 128}, "sliding_window must be absent or off; got 128"),
-        ({"rms_norm_eps": None}, "model: "),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a positive number; got 'small'"),
         ({"rope_scaling": "x"}, "must be one flat object"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "positive factor"),
     ],
