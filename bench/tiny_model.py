@@ -18,6 +18,12 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 EOS = "<|im_end|>"
+PRE_NORMS = ("input", "post_attention")
+POST_NORMS = ("post_attention", "post_feedforward")
+SANDWICH_NORMS = (*PRE_NORMS, "pre_feedforward", "post_feedforward")
+NORMS = {"gemma2": SANDWICH_NORMS, "gemma3_text": SANDWICH_NORMS, "olmo2": POST_NORMS}
+"""By model_type; the others have PRE_NORMS."""
+NORMED_HEADS = ("gemma3_text", "qwen3")
 X_SCALE = 4 / 127
 """Static scale of the inputs of every product: a few are beyond it."""
 
@@ -47,8 +53,8 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of such a checkpoint, in Hugging Face's words."""
     dim, mlp, vocab = (config[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
     q, kv = (config[k] * config["head_dim"] for k in ("num_attention_heads", "num_key_value_heads"))
-    has_bias = config.get("attention_bias") or config["model_type"] == "qwen2"
-    is_gemma3 = config["model_type"] == "gemma3_text"
+    family = config["model_type"]
+    has_bias = config.get("attention_bias") or family == "qwen2"
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (vocab, dim),
         "model.norm.weight": (dim,),
@@ -56,8 +62,6 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     for i in range(config["num_hidden_layers"]):
         layer = f"model.layers.{i}"
         shapes |= {
-            f"{layer}.input_layernorm.weight": (dim,),
-            f"{layer}.post_attention_layernorm.weight": (dim,),
             f"{layer}.self_attn.q_proj.weight": (q, dim),
             f"{layer}.self_attn.k_proj.weight": (kv, dim),
             f"{layer}.self_attn.v_proj.weight": (kv, dim),
@@ -66,13 +70,11 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             f"{layer}.mlp.up_proj.weight": (mlp, dim),
             f"{layer}.mlp.down_proj.weight": (dim, mlp),
         }
-        if is_gemma3:
-            shapes |= {
-                f"{layer}.pre_feedforward_layernorm.weight": (dim,),
-                f"{layer}.post_feedforward_layernorm.weight": (dim,),
-                f"{layer}.self_attn.q_norm.weight": (config["head_dim"],),
-                f"{layer}.self_attn.k_norm.weight": (config["head_dim"],),
-            }
+        shapes |= {f"{layer}.{x}_layernorm.weight": (dim,) for x in NORMS.get(family, PRE_NORMS)}
+        if family in NORMED_HEADS:
+            shapes |= {f"{layer}.self_attn.{x}_norm.weight": (config["head_dim"],) for x in "qk"}
+        if family == "olmo2":
+            shapes |= {f"{layer}.self_attn.{x}_norm.weight": (n,) for x, n in (("q", q), ("k", kv))}
         if has_bias:
             shapes |= {
                 f"{layer}.self_attn.{x}_proj.bias": (size,)
@@ -94,7 +96,7 @@ def tiny_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]
     """Random float32 tensors, scaled so that the model's choices are neither flat nor certain."""
     rng = np.random.default_rng(seed)
     tensors = {}
-    norm_mean = 0.0 if config["model_type"] == "gemma3_text" else 1.0  # Gemma's are 1 + weight
+    norm_mean = 0.0 if config["model_type"].startswith("gemma") else 1.0  # Gemma's are 1 + weight
     for name, shape in tensor_shapes(config).items():
         is_norm = name.endswith("norm.weight")
         scale = 0.1 if is_norm else 0.5 if name.endswith("bias") else 1.5 * shape[-1] ** -0.5

@@ -76,3 +76,21 @@ class SandwichLayer(nnx.Module):
         with jax.named_scope("mlp"):
             out = self.mlp(self.pre_feedforward_layernorm(x))
             return x + rounded(self.post_feedforward_layernorm(out))
+
+
+class PostNormLayer(nnx.Module):
+    """x + norm(attention(x)), then x + norm(mlp(x)): OLMo 2's."""
+
+    def __init__(self, config: ModelConfig, arithmetic: Arithmetic, kind: LayerKind):
+        self.self_attn = Attention(config, arithmetic.inside("self_attn"), kind)
+        self.post_attention_layernorm = norm(config, arithmetic)
+        self.mlp = feed_forward(config, arithmetic.inside("mlp"), kind)
+        self.post_feedforward_layernorm = norm(config, arithmetic)
+
+    def __call__(self, x: jax.Array, rope: Rope, kv_cache: KVCache) -> jax.Array:
+        """float[T, E] -> float[T, E]."""
+        with jax.named_scope("attn"):
+            out = self.self_attn(x, rope, kv_cache)
+            x = x + rounded(self.post_attention_layernorm(out))
+        with jax.named_scope("mlp"):
+            return x + rounded(self.post_feedforward_layernorm(self.mlp(x)))

@@ -54,6 +54,10 @@ class HfKeys:
             raise ConfigError(f"config.json: {key} must be a positive integer; got {value!r}")
         return value
 
+    def whole(self, key: str) -> int:
+        """A positive integer or 0."""
+        return 0 if self._hf.get(key) == 0 else self.positive(key)
+
     def number(self, key: str, *, default: float | None = None) -> float:
         """A positive one."""
         value = self._hf.get(key, default)

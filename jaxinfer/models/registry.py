@@ -14,19 +14,29 @@ from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.decoder_top import DecoderTop
+from jaxinfer.models.families.gemma2 import GEMMA2
 from jaxinfer.models.families.gemma3 import GEMMA3
+from jaxinfer.models.families.granite import GRANITE
 from jaxinfer.models.families.llama import LLAMA
 from jaxinfer.models.families.mistral import MISTRAL
+from jaxinfer.models.families.olmo2 import OLMO2
 from jaxinfer.models.families.qwen2 import QWEN2
+from jaxinfer.models.families.qwen3 import QWEN3
+from jaxinfer.models.families.smollm3 import SMOLLM3
 from jaxinfer.models.family import Family
 from jaxinfer.models.kernel_limits import check_formats, check_kernels
 from pallas_kernels.backend import REFERENCE, Backend
 
 FAMILIES = {
+    "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
+    "GraniteForCausalLM": GRANITE,
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": MISTRAL,
+    "Olmo2ForCausalLM": OLMO2,
     "Qwen2ForCausalLM": QWEN2,
+    "Qwen3ForCausalLM": QWEN3,
+    "SmolLM3ForCausalLM": SMOLLM3,
 }
 
 

@@ -7,7 +7,7 @@ parameters that make the input, exactly, or isn't done. Data only; folding is in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -79,10 +79,19 @@ GEMMA3 = LayerSites(
     None,  # keys are normalized after the product
 )
 
+GEMMA2 = replace(GEMMA3, key_rows=LLAMA.key_rows)
+QWEN3 = replace(LLAMA, key_rows=None)
+OLMO2 = LayerSites((Site(_QKV, None), _OUT, Site(_GATE_UP, None), _DOWN), None)  # no norm before
+
 SITES = {
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": LLAMA,
     "Qwen2ForCausalLM": LLAMA,
+    "Qwen3ForCausalLM": QWEN3,
+    "GraniteForCausalLM": LLAMA,
+    "SmolLM3ForCausalLM": LLAMA,
+    "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
+    "Olmo2ForCausalLM": OLMO2,
 }
 """By the architecture in config.json, as jaxinfer/models/registry.py's FAMILIES."""

@@ -9,7 +9,15 @@ import pytest
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.config import ModelConfig, RopeScaling
 from jaxinfer.models.registry import model_config
-from tests.models.tiny_decoder import GEMMA3, QWEN2
+from tests.models.tiny_decoder import (
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+)
 from tests.tiny import tiny_config
 
 POSITIVE = [
@@ -141,11 +149,54 @@ def test_mlp_bias_is_its_own():
     assert (config.qkv_bias, config.out_bias, config.mlp_bias) == (False, False, True)
 
 
-def test_mistral_is_read_without_a_window_and_refused_with_one():
-    mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
-    assert read(**mistral, sliding_window=None).qkv_bias is False
-    with pytest.raises(ConfigError, match="sliding_window"):
-        read(**mistral, sliding_window=1024)
+def test_all_layers_of_mistral_see_a_window_if_the_file_has_one():
+    assert read(**MISTRAL, sliding_window=None).layer_kinds == ()
+    config = read(**MISTRAL, sliding_window=1024)
+    assert types_of(config) == (SLIDING, SLIDING)
+    assert config.window_of(SLIDING) == 1024
+    with pytest.raises(ConfigError, match="sliding_window must be a positive integer; got 0"):
+        read(**MISTRAL, sliding_window=0)
+
+
+@pytest.mark.parametrize("family", [QWEN2, QWEN3])
+def test_qwens_later_layers_see_a_window_if_the_file_turns_it_on(family: dict[str, Any]):
+    says: dict[str, Any] = {"sliding_window": 32, "max_window_layers": 1, "num_hidden_layers": 3}
+    assert read(**family, **says).layer_kinds == ()
+    assert types_of(read(**family, **says, use_sliding_window=True)) == (FULL, SLIDING, SLIDING)
+    says["max_window_layers"] = 0
+    assert types_of(read(**family, **says, use_sliding_window=True)) == (SLIDING,) * 3
+
+
+def test_smollm3_does_not_turn_every_fourth_layer_or_those_that_it_names():
+    ropes = [kind.has_rope for kind in read(**SMOLLM3, num_hidden_layers=5).layer_kinds]
+    assert ropes == [True, True, True, False, True]
+    named = read(**SMOLLM3, num_hidden_layers=3, no_rope_layers=[0, 1, 0])
+    assert [kind.has_rope for kind in named.layer_kinds] == [False, True, False]
+    with pytest.raises(ConfigError, match="no_rope_layers must be 0 or 1 for each of 2 layers"):
+        read(**SMOLLM3, no_rope_layers=[1])
+
+
+def test_smollm3s_window_is_of_the_layers_without_rope():
+    says: dict[str, Any] = {"num_hidden_layers": 4, "sliding_window": 8}
+    assert types_of(read(**SMOLLM3, **says)) == (FULL,) * 4
+    with_windows = read(**SMOLLM3, **says, use_sliding_window=True)
+    assert types_of(with_windows) == (FULL, FULL, FULL, SLIDING)
+
+
+def test_granites_multipliers_are_1_where_it_has_none():
+    plain = read(**GRANITE)
+    assert (plain.attention_scale, plain.logits_scaling, plain.residual_multiplier) == (1, 1, 1)
+    assert read(**GRANITE, attention_multiplier=0.0625).attention_scale == 0.0625
+    with pytest.raises(ConfigError, match="logits_scaling must be a positive number; got 0"):
+        read(**GRANITE, logits_scaling=0)
+
+
+def test_gemma2_alternates_and_caps():
+    config = read(**GEMMA2, num_hidden_layers=3, hidden_act=None)
+    assert types_of(config) == (SLIDING, FULL, SLIDING)
+    assert (config.attn_logit_softcapping, config.final_logit_softcapping) == (50.0, 30.0)
+    assert config.norm_adds_one
+    assert config.hidden_act == "gelu_tanh"
 
 
 def test_rope_parameters_are_transformers_5s_form():

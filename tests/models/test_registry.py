@@ -11,7 +11,16 @@ import pytest
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.registry import FAMILIES, decoder_for
-from tests.models.tiny_decoder import MISTRAL, QWEN2
+from tests.models.tiny_decoder import (
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    MISTRAL,
+    OLMO2,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+)
 from tests.tiny import tensor_shapes, tiny_config
 
 FLOAT32 = jnp.dtype("float32")
@@ -30,6 +39,12 @@ def tiny_decoder(**changes: Any) -> Decoder:
         {"mlp_bias": True},
         QWEN2,
         MISTRAL,
+        QWEN3,
+        SMOLLM3,
+        GRANITE,
+        OLMO2,
+        GEMMA2,
+        GEMMA3,
     ],
 )
 def test_every_parameter_has_one_tensor_and_every_tensor_one_parameter(changes: dict[str, Any]):

@@ -22,6 +22,11 @@ from tests.tiny import tiny_config, tiny_tensors, write_checkpoint
 ONE_KV_HEAD: dict[str, Any] = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 32}
 QWEN2: dict[str, Any] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 MISTRAL: dict[str, Any] = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+QWEN3: dict[str, Any] = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+SMOLLM3: dict[str, Any] = {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
+GRANITE: dict[str, Any] = {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
+OLMO2: dict[str, Any] = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+GEMMA2: dict[str, Any] = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
 GEMMA3: dict[str, Any] = {
     "model_type": "gemma3_text",
     "architectures": ["Gemma3ForCausalLM"],
@@ -50,19 +55,25 @@ class TinyDecoder:
         return np.random.default_rng(seed).integers(0, self.vocab_size, length).tolist()
 
     def dense(self, token_ids: list[int], cuts: tuple[int, ...] = ()) -> np.ndarray:
-        """Logits float32[T, V] by DenseKV, in chunks that begin at 0 and at `cuts`."""
-        bounds = (0, *cuts, len(token_ids))
+        return dense_logits(self.decoder, self.params, token_ids, cuts)
 
-        @jax.jit
-        def run(params: dict[str, Any], ids: jax.Array) -> jax.Array:
-            caches = [DenseKV(self.decoder.config) for _ in params["layers"]]
-            chunks = [
-                self.decoder.run_dense(params, ids[start:end], caches, start)
-                for start, end in itertools.pairwise(bounds)
-            ]
-            return jnp.concatenate(chunks)
 
-        return np.asarray(run(self.params, np.array(token_ids, np.int32)))
+def dense_logits(
+    decoder: Decoder, params: dict[str, Any], token_ids: list[int], cuts: tuple[int, ...] = ()
+) -> np.ndarray:
+    """Logits float32[T, V] by DenseKV, in chunks that begin at 0 and at `cuts`."""
+    bounds = (0, *cuts, len(token_ids))
+
+    @jax.jit
+    def run(params: dict[str, Any], ids: jax.Array) -> jax.Array:
+        caches = [DenseKV(decoder.config) for _ in params["layers"]]
+        chunks = [
+            decoder.run_dense(params, ids[start:end], caches, start)
+            for start, end in itertools.pairwise(bounds)
+        ]
+        return jnp.concatenate(chunks)
+
+    return np.asarray(run(params, np.array(token_ids, np.int32)))
 
 
 def load_tiny(folder: Path, *, dtype: str = "float32", seed: int = 0, **changes: Any):

@@ -1,7 +1,22 @@
-"""Mistral (arXiv:2310.06825), without its sliding window."""
+"""Mistral (arXiv:2310.06825): Llama whose layers all see a window, if the file has one."""
 
 from __future__ import annotations
 
-from jaxinfer.models.families.llama import LLAMA
+from typing import Any
 
-MISTRAL = LLAMA
+from jaxinfer.models.config import SLIDING, LayerKind
+from jaxinfer.models.decoder_layer import PreNormLayer
+from jaxinfer.models.family import Family
+from jaxinfer.models.hf_keys import HfKeys
+
+
+def _fields(keys: HfKeys) -> dict[str, Any]:
+    if keys.get("sliding_window") is None:
+        return {}
+    return {
+        "layer_kinds": (LayerKind(SLIDING),) * keys.positive("num_hidden_layers"),
+        "sliding_window": keys.positive("sliding_window"),
+    }
+
+
+MISTRAL = Family(PreNormLayer, _fields, {"num_key_value_heads": 8})

@@ -1,0 +1,111 @@
+"""Tiny models of each family whose logits tests/data/architectures.json records: plain data and
+weights from a seed.
+
+Odd sizes, more than one layer of each kind, windows shorter than the text.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from bench.tiny_model import tiny_config, tiny_tensors
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 42,
+    "intermediate_size": 74,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def _family(model_type: str, model_class: str, **changes: Any) -> dict[str, Any]:
+    return SIZES | {"model_type": model_type, "architectures": [model_class]} | changes
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama, llama3 rope, biases": _family(
+        "llama",
+        "LlamaForCausalLM",
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=False,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+    ),
+    "mistral, window": _family("mistral", "MistralForCausalLM", sliding_window=17),
+    "qwen2, windows": _family(
+        "qwen2",
+        "Qwen2ForCausalLM",
+        head_dim=8,
+        hidden_size=48,
+        use_sliding_window=True,
+        sliding_window=33,
+        max_window_layers=2,
+    ),
+    "qwen3, windows": _family(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        use_sliding_window=True,
+        sliding_window=33,
+        max_window_layers=3,
+        rope_theta=1e6,
+    ),
+    "smollm3": _family(
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        head_dim=8,
+        hidden_size=48,
+        rope_theta=5e6,
+        no_rope_layers=[1, 0, 1, 1, 0],
+    ),
+    "granite": _family(
+        "granite",
+        "GraniteForCausalLM",
+        head_dim=8,
+        hidden_size=48,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.2,
+        logits_scaling=0.5,
+    ),
+    "olmo2": _family(
+        "olmo2", "Olmo2ForCausalLM", head_dim=8, hidden_size=48, tie_word_embeddings=False
+    ),
+    "gemma2": _family(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        sliding_window=17,
+        query_pre_attn_scalar=14,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=5.0,
+        hidden_act=None,
+        hidden_activation="gelu_pytorch_tanh",
+    ),
+}
+NUM_TOKENS = 200
+SHOWN = (0, 1, 16, 17, 33, 127, 198, 199)
+"""Positions whose logits are recorded."""
+
+
+def config_of(case: str) -> dict[str, Any]:
+    """config.json."""
+    return tiny_config(**CASES[case])
+
+
+def tensors_of(case: str) -> dict[str, np.ndarray]:
+    return tiny_tensors(config_of(case), seed=1)
+
+
+def token_ids(case: str) -> list[int]:
+    rng = np.random.default_rng(2)
+    return rng.integers(0, CASES[case]["vocab_size"], NUM_TOKENS).tolist()

@@ -1,0 +1,72 @@
+"""Writes tests/data/architectures.json: what transformers says of a tiny model of each family.
+
+    python -m tests.oracle.make_architectures_golden
+
+Run from the repository root, with the `oracle` extra; made once and committed.
+"""
+
+import argparse
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.oracle.architectures import CASES, SHOWN, config_of, tensors_of, token_ids
+
+GOLDEN = Path(__file__).parents[1] / "data" / "architectures.json"
+PACKAGES = ("torch", "transformers", "numpy")
+IGNORED = ("architectures", "model_type")
+
+
+def weights_hash(case: str) -> str:
+    """So that another random generator is not taken for a wrong model."""
+    digest = hashlib.sha256()
+    for _, tensor in sorted(tensors_of(case).items()):
+        digest.update(np.ascontiguousarray(tensor).tobytes())
+    return digest.hexdigest()
+
+
+@torch.inference_mode()
+def logits(case: str) -> np.ndarray:
+    """float32[SHOWN, V], in one pass without a cache."""
+    config = config_of(case)
+    arguments = {k: v for k, v in config.items() if k not in IGNORED and v is not None}
+    known: Any = AutoConfig.for_model(config["model_type"], **arguments | {"pad_token_id": 0})
+    model: Any = AutoModelForCausalLM.from_config(known, attn_implementation="eager")
+    state = {name: torch.from_numpy(rows) for name, rows in tensors_of(case).items()}
+    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
+    model.load_state_dict(state, strict=True)
+    out = model.eval()(torch.tensor([token_ids(case)]), use_cache=False).logits[0]
+    return out[list(SHOWN)].numpy()
+
+
+def entry(case: str) -> dict[str, Any]:
+    rows = [[float(f"{value:.7g}") for value in row] for row in logits(case).tolist()]
+    return {"case": case, "weights": weights_hash(case), "logits": rows}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Write the golden file of the families.")
+    parser.add_argument("--out", type=Path, default=GOLDEN, help="default: %(default)s")
+    args = parser.parse_args(argv)
+    about = {
+        "made_by": "python -m tests.oracle.make_architectures_golden",
+        "date": datetime.date.today().isoformat(),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+    }
+    golden = {"about": about, "models": [entry(case) for case in CASES]}
+    lines = ",\n".join(json.dumps(model) for model in golden["models"])
+    args.out.write_text(f'{{"about": {json.dumps(about)}, "models": [\n{lines}\n]}}\n')
+    print(f"{args.out}: {args.out.stat().st_size} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
