@@ -44,7 +44,7 @@ ALWAYS = ("gemma2", "smollm3")
 )
 def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     folder = tmp_path_factory.mktemp("exact")
-    changes = FAMILIES[request.param] | {"max_position_embeddings": MAX_MODEL_LEN}
+    changes: dict[str, Any] = FAMILIES[request.param] | {"max_position_embeddings": MAX_MODEL_LEN}
     config = tiny_engine_config(
         write_checkpoint(folder / "model", **changes),
         folder / "cache",
