@@ -18,11 +18,15 @@ FULL, SLIDING = LAYER_TYPES
 class RopeScaling:
     """How rotary frequencies are stretched beyond the trained context."""
 
-    rope_type: Literal["linear", "llama3"]
+    rope_type: Literal["linear", "llama3", "yarn"]
     factor: float
-    low_freq_factor: float = 1.0  # llama3 only, as the next two
+    original_max_position_embeddings: int = 8192  # llama3 and yarn
+    low_freq_factor: float = 1.0  # llama3 only, as the next
     high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
+    beta_fast: float = 32.0  # yarn only, as all that follow
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0  # multiplies cosines and sines
+    is_truncated: bool = True  # the band between ends at whole pairs
 
 
 @dataclass(frozen=True, slots=True)

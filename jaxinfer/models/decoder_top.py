@@ -9,7 +9,7 @@ from flax import nnx
 from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.layers import embedding, norm
-from jaxinfer.models.rope import Rope, inverse_frequencies, rope_tables
+from jaxinfer.models.rope import Rope, attention_factor, inverse_frequencies, rope_tables
 from pallas_kernels.rounded import rounded
 
 
@@ -27,7 +27,11 @@ class DecoderTop(nnx.Module):
     def begin(self, token_ids: jax.Array, positions: jax.Array) -> tuple[jax.Array, Rope]:
         """int32[T], int32[T] -> what the first layer takes: float[T, E] and the rotary tables."""
         rope = tuple(
-            rope_tables(positions, inverse_frequencies(self.config, kind))
+            rope_tables(
+                positions,
+                inverse_frequencies(self.config, kind),
+                attention_factor(self.config, kind),
+            )
             for kind in self.config.rope_types
         )
         x, multiplier = self.embed_tokens(token_ids), self.config.embedding_multiplier

@@ -12,7 +12,7 @@ from typing import Any
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder_layer import MakeLayer
-from jaxinfer.models.hf_keys import HfKeys
+from jaxinfer.models.hf_keys import MAX_POSITIONS, HfKeys
 
 
 def _nothing(keys: HfKeys) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Family:
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
-            max_position_embeddings=keys.positive("max_position_embeddings"),
+            max_position_embeddings=keys.positive(MAX_POSITIONS),
             rms_norm_eps=keys.number("rms_norm_eps", default=1e-6),
             tie_word_embeddings=keys.flag("tie_word_embeddings"),
             qkv_bias=has_bias,
@@ -74,4 +74,14 @@ class Family:
             hidden_act=own.get("hidden_act") or keys.activation(),
             **rope,
         )
-        return replace(common, **own)
+        return _reaching(replace(common, **own))
+
+
+def _reaching(config: ModelConfig) -> ModelConfig:
+    """With as many positions as YaRN stretches it to: files keep those of the training."""
+    scaling = config.rope_scaling
+    if scaling is None or scaling.rope_type != "yarn":
+        return config
+    reach = int(scaling.original_max_position_embeddings * scaling.factor)
+    longest = max(reach, config.max_position_embeddings)
+    return replace(config, max_position_embeddings=longest)

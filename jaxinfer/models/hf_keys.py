@@ -19,12 +19,16 @@ from jaxinfer.models.config import (
     LayerType,
     RopeScaling,
 )
+from jaxinfer.models.rope_keys import read_scaling
 
 ACTIVATIONS: dict[Any, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+
+
+MAX_POSITIONS = "max_position_embeddings"
 
 
 class HfKeys:
@@ -136,35 +140,8 @@ class HfKeys:
     def rope_scaling(self) -> RopeScaling | None:
         if any(isinstance(value, Mapping) for value in self._rope.values()):
             raise _not_flat(dict(self._rope))
-        kind = self._rope.get("rope_type", self._rope.get("type", "default"))
-        if kind == "default":
-            return None
-        if kind not in ("linear", "llama3"):
-            raise ConfigError(
-                f"config.json: rope_type must be default, linear or llama3; got {kind!r}"
-            )
-        try:
-            scaling = RopeScaling(
-                rope_type=kind,
-                factor=float(self._rope["factor"]),
-                low_freq_factor=float(self._rope.get("low_freq_factor", 1.0)),
-                high_freq_factor=float(self._rope.get("high_freq_factor", 4.0)),
-                original_max_position_embeddings=int(
-                    self._rope.get("original_max_position_embeddings", 8192)
-                ),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"config.json: rope scaling of type {kind!r} needs numbers for its keys; "
-                f"got {dict(self._rope)!r}"
-            ) from error
-        band = scaling.high_freq_factor - scaling.low_freq_factor
-        if not (0 < scaling.factor < math.inf and 0 < band < math.inf):
-            raise ConfigError(
-                f"config.json: rope scaling needs a positive factor and high_freq_factor above "
-                f"low_freq_factor; got {dict(self._rope)!r}"
-            )
-        return scaling
+        trained = self.get("original_max_position_embeddings") or self.get(MAX_POSITIONS)
+        return read_scaling(self._rope, max_positions=trained)
 
 
 def _not_flat(rope: Any) -> ConfigError:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxinfer.models.config import FULL, SLIDING, LayerType, ModelConfig, RopeScaling
+from pallas_kernels.rounded import rounded
 
 RopeTables = tuple[jax.Array, jax.Array]
 """Cosines and sines of a step's positions, each float32[T, 1, head_dim / 2]."""
@@ -24,7 +25,7 @@ Rope = tuple[RopeTables, ...]
 def inverse_frequencies(
     config: ModelConfig, layer_type: LayerType = FULL
 ) -> npt.NDArray[np.float32]:
-    """float32[head_dim / 2]; equal to transformers' for default, linear and llama3."""
+    """float32[head_dim / 2]; equal to transformers' for default, linear, llama3 and yarn."""
     half = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     if layer_type == SLIDING and config.rope_local_base_freq is not None:
         return (config.rope_local_base_freq**-half).astype(np.float32)
@@ -34,6 +35,8 @@ def inverse_frequencies(
         return plain.astype(np.float32)
     if scaling.rope_type == "linear":
         return (plain / scaling.factor).astype(np.float32)
+    if scaling.rope_type == "yarn":
+        return _yarn(plain, config.rope_theta, scaling).astype(np.float32)
     return _llama3(plain, scaling).astype(np.float32)
 
 
@@ -46,10 +49,39 @@ def _llama3(plain: npt.NDArray[np.float64], scaling: RopeScaling) -> npt.NDArray
     return (1 - blend) * plain / scaling.factor + blend * plain
 
 
-def rope_tables(positions: jax.Array, frequencies: npt.NDArray[np.float32]) -> RopeTables:
-    """Of positions int32[T]."""
+def _yarn(
+    plain: npt.NDArray[np.float64], theta: float, scaling: RopeScaling
+) -> npt.NDArray[np.float64]:
+    """Pairs that turn more than beta_fast times in the trained context are kept, those that turn
+    less than beta_slow times are divided by the factor; a ramp over the pairs between.
+    """
+    num_pairs, context = len(plain), scaling.original_max_position_embeddings
+
+    def pair_of(num_turns: float) -> float:
+        return num_pairs * math.log(context / (num_turns * 2 * math.pi)) / math.log(theta)
+
+    low, high = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.is_truncated:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * num_pairs - 1)
+    width = high - low or 0.001
+    stretched = np.clip((np.arange(num_pairs) - low) / width, 0.0, 1.0)
+    return stretched * plain / scaling.factor + (1 - stretched) * plain
+
+
+def attention_factor(config: ModelConfig, layer_type: LayerType = FULL) -> float:
+    """What cosines and sines are multiplied by."""
+    is_local = layer_type == SLIDING and config.has_local_rope
+    return 1.0 if config.rope_scaling is None or is_local else config.rope_scaling.attention_factor
+
+
+def rope_tables(
+    positions: jax.Array, frequencies: npt.NDArray[np.float32], factor: float = 1.0
+) -> RopeTables:
+    """Of positions int32[T]; factor: `attention_factor`."""
     angles = positions.astype(jnp.float32)[:, None, None] * frequencies[None, None, :]
-    return jnp.cos(angles), jnp.sin(angles)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return (cos, sin) if factor == 1.0 else (rounded(cos * factor), rounded(sin * factor))
 
 
 def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

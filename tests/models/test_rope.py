@@ -11,7 +11,12 @@ import pytest
 
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import model_config
-from jaxinfer.models.rope import apply_rope, inverse_frequencies, rope_tables
+from jaxinfer.models.rope import (
+    apply_rope,
+    attention_factor,
+    inverse_frequencies,
+    rope_tables,
+)
 from tests.tiny import tiny_config
 
 
@@ -96,10 +101,10 @@ def test_llama3_scaling_reads_all_its_keys():
     np.testing.assert_allclose(frequencies(rope_scaling=given), want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope", "su", "mrope", 3])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope", 3])
 @pytest.mark.parametrize("key", ["rope_type", "type"])
 def test_scaling_of_another_type_is_refused(kind: Any, key: str):
-    with pytest.raises(ConfigError, match=f"must be default, linear or llama3; got {kind!r}"):
+    with pytest.raises(ConfigError, match=f"must be default, linear, llama3 or yarn; got {kind!r}"):
         frequencies(rope_scaling={key: kind, "factor": 2.0})
 
 
@@ -141,3 +146,56 @@ def test_rotation_is_in_float32_and_gives_its_inputs_dtype_back():
     assert got.dtype == jnp.bfloat16
     want = apply_rope(x.astype(jnp.float32), cos, sin).astype(jnp.bfloat16)
     np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def yarn_one(pair: int, low: float, high: float, factor: float, frequency: float) -> float:
+    """The paper's ramp for one pair, between pairs `low` and `high`."""
+    share = min(1.0, max(0.0, (pair - low) / (high - low)))
+    return frequency * (share / factor + 1 - share)
+
+
+@pytest.mark.parametrize("form", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_yarn_stretches_the_pairs_that_turn_slowly(key: str, form: str):
+    scaling: dict[str, Any] = {key: "yarn", "factor": 4.0}
+    scaling["original_max_position_embeddings"] = 4096
+    config = model_config(tiny_config(head_dim=128, **{form: scaling}))
+    got = inverse_frequencies(config)
+    # turns of pair i in 4,096 tokens: 4096 / (2 pi 10000**(i / 64)): 32 at 20.9, 1 at 45.03
+    want = [yarn_one(i, 20, 46, 4.0, f) for i, f in enumerate(plain(128, 1e4))]
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert attention_factor(config) == pytest.approx(0.1 * math.log(4) + 1)
+    assert config.max_position_embeddings == 4 * 4096
+
+
+def test_yarns_band_need_not_end_at_whole_pairs():
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    got = frequencies(head_dim=128, rope_scaling=scaling | {"truncate": False})
+    low, high = (64 * math.log(4096 / (2 * math.pi * turns)) / math.log(1e4) for turns in (32, 1))
+    want = [yarn_one(i, low, high, 4.0, f) for i, f in enumerate(plain(128, 1e4))]
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("says", "factor"),
+    [
+        ({"attention_factor": 0.7}, 0.7),
+        ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0),
+        (
+            {"mscale": 0.5, "mscale_all_dim": 1.0},
+            (0.05 * math.log(8) + 1) / (0.1 * math.log(8) + 1),
+        ),
+        ({"factor": 0.5}, 1.0),
+    ],
+)
+def test_yarns_cosines_are_multiplied_as_the_file_says(says: dict[str, float], factor: float):
+    config = model_config(tiny_config(rope_scaling={"rope_type": "yarn", "factor": 8.0} | says))
+    assert attention_factor(config) == pytest.approx(factor)
+    cos, sin = rope_tables(jnp.array([3]), inverse_frequencies(config), attention_factor(config))
+    np.testing.assert_allclose(cos**2 + sin**2, factor**2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("says", [{"beta_fast": -1}, {"attention_factor": 0}])
+def test_yarn_with_numbers_that_cannot_be_is_refused(says: dict[str, float]):
+    with pytest.raises(ConfigError, match="needs positive numbers of original positions"):
+        frequencies(rope_scaling={"rope_type": "yarn", "factor": 2.0} | says)

@@ -60,6 +60,17 @@ CASES: dict[str, dict[str, Any]] = {
         max_window_layers=3,
         rope_theta=1e6,
     ),
+    "qwen3, yarn": _family(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        max_position_embeddings=64,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 8.0,
+        },
+    ),
     "smollm3": _family(
         "smollm3",
         "SmolLM3ForCausalLM",
