@@ -61,6 +61,8 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     }
     for i in range(config["num_hidden_layers"]):
         layer = f"model.layers.{i}"
+        norms = NORMS.get(family, PRE_NORMS)
+        shapes |= {f"{layer}.{x}_layernorm.weight": (dim,) for x in norms if x in PRE_NORMS}
         shapes |= {
             f"{layer}.self_attn.q_proj.weight": (q, dim),
             f"{layer}.self_attn.k_proj.weight": (kv, dim),
@@ -70,7 +72,7 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             f"{layer}.mlp.up_proj.weight": (mlp, dim),
             f"{layer}.mlp.down_proj.weight": (dim, mlp),
         }
-        shapes |= {f"{layer}.{x}_layernorm.weight": (dim,) for x in NORMS.get(family, PRE_NORMS)}
+        shapes |= {f"{layer}.{x}_layernorm.weight": (dim,) for x in norms if x not in PRE_NORMS}
         if family in NORMED_HEADS:
             shapes |= {f"{layer}.self_attn.{x}_norm.weight": (config["head_dim"],) for x in "qk"}
         if family == "olmo2":
