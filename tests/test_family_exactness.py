@@ -1,7 +1,8 @@
 """Families that compute what Llama does not: the same bits in every circumstance.
 
-A few circumstances of Gemma 2 (capped scores, windows) and SmolLM3 (layers that do not turn queries
-and keys) always run; the other families and all circumstances are slow.
+One layer of each type, requests shorter and longer than the window, which ends inside a page. A few
+circumstances of Gemma 2 (capped scores), Gemma 3 (two rotary bases) and SmolLM3 (layers that do not
+turn queries and keys) always run; the other families and all circumstances are slow.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from bench.exactness.probes import random_probes
 from bench.exactness.subject import Subject
 from bench.exactness.suite import cases, circumstances
 from jaxinfer.build import build
-from tests.models.tiny_decoder import GEMMA2, GRANITE, MISTRAL, OLMO2, QWEN3, SMOLLM3
+from tests.models.tiny_decoder import GEMMA2, GEMMA3, GRANITE, MISTRAL, OLMO2, QWEN3, SMOLLM3
 from tests.tiny import tiny_engine_config, write_checkpoint
 
 PAGE_SIZE, NUM_PAGES, MAX_MODEL_LEN, WINDOW = 16, 160, 1024, 40
@@ -27,13 +28,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA2
     | WINDOWS
     | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "hidden_act": None},
+    "gemma3": GEMMA3 | WINDOWS | {"num_hidden_layers": 2, "sliding_window_pattern": 2},
     "smollm3": SMOLLM3 | {"no_rope_layers": [1, 0]},
     "mistral": MISTRAL | WINDOWS,
     "qwen3": QWEN3 | WINDOWS | {"use_sliding_window": True, "max_window_layers": 1},
     "granite": GRANITE | {"residual_multiplier": 0.22, "embedding_multiplier": 12.0},
     "olmo2": OLMO2,
 }
-ALWAYS = ("gemma2", "smollm3")
+ALWAYS = ("gemma2", "gemma3", "smollm3")
 
 
 @pytest.fixture(

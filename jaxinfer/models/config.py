@@ -35,18 +35,6 @@ class LayerKind:
 
     attention: LayerType = FULL
     has_rope: bool = True  # False: its queries and keys are not turned
-    is_sparse: bool = False  # experts in place of one MLP
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertsConfig:
-    """A mixture of experts: each token goes through a few of them."""
-
-    num_experts: int
-    num_experts_per_tok: int
-    intermediate_size: int  # of one expert
-    norm_topk_prob: bool  # the chosen experts' shares are made to add up to 1
-    shared_intermediate_size: int | None = None  # of the expert that takes every token
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +70,6 @@ class ModelConfig:
     logits_scaling: float = 1.0  # logits are divided by it
     layer_kinds: tuple[LayerKind, ...] = ()  # of each layer; empty: all are LayerKind()
     sliding_window: int | None = None  # tokens that a sliding layer sees, the newest included
-    experts: ExpertsConfig | None = None  # of sparse layers
 
     @property
     def attention_scale(self) -> float:

@@ -22,7 +22,7 @@ MakeLayer = Callable[[ModelConfig, Arithmetic, LayerKind], nnx.Module]
 """Called with (float[T, E], Rope, KVCache), the layer gives float[T, E]."""
 
 
-def feed_forward(config: ModelConfig, arithmetic: Arithmetic, kind: LayerKind) -> MLP:
+def feed_forward(config: ModelConfig, arithmetic: Arithmetic) -> MLP:
     """What stands after attention: an MLP."""
     return MLP(
         config.hidden_size,
@@ -45,7 +45,7 @@ class PreNormLayer(nnx.Module):
         self.input_layernorm = norm(config, arithmetic)
         self.self_attn = Attention(config, arithmetic.inside("self_attn"), kind)
         self.post_attention_layernorm = norm(config, arithmetic)
-        self.mlp = feed_forward(config, arithmetic.inside("mlp"), kind)
+        self.mlp = feed_forward(config, arithmetic.inside("mlp"))
         self.multiplier = config.residual_multiplier
 
     def __call__(self, x: jax.Array, rope: Rope, kv_cache: KVCache) -> jax.Array:
@@ -65,7 +65,7 @@ class SandwichLayer(nnx.Module):
         self.self_attn = Attention(config, arithmetic.inside("self_attn"), kind)
         self.post_attention_layernorm = norm(config, arithmetic)
         self.pre_feedforward_layernorm = norm(config, arithmetic)
-        self.mlp = feed_forward(config, arithmetic.inside("mlp"), kind)
+        self.mlp = feed_forward(config, arithmetic.inside("mlp"))
         self.post_feedforward_layernorm = norm(config, arithmetic)
 
     def __call__(self, x: jax.Array, rope: Rope, kv_cache: KVCache) -> jax.Array:
@@ -84,7 +84,7 @@ class PostNormLayer(nnx.Module):
     def __init__(self, config: ModelConfig, arithmetic: Arithmetic, kind: LayerKind):
         self.self_attn = Attention(config, arithmetic.inside("self_attn"), kind)
         self.post_attention_layernorm = norm(config, arithmetic)
-        self.mlp = feed_forward(config, arithmetic.inside("mlp"), kind)
+        self.mlp = feed_forward(config, arithmetic.inside("mlp"))
         self.post_feedforward_layernorm = norm(config, arithmetic)
 
     def __call__(self, x: jax.Array, rope: Rope, kv_cache: KVCache) -> jax.Array:

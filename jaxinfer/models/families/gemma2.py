@@ -25,20 +25,24 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def _fields(keys: HfKeys) -> dict[str, Any]:
+def gemma_fields(keys: HfKeys, *, every: int) -> dict[str, Any]:
+    """Of Gemmas with windows: each `every`th layer, or what the file names, sees all."""
     keys.refuse("use_bidirectional_attention")
     count = keys.positive("num_hidden_layers")
-    types = keys.layer_types(SLIDING if (i + 1) % 2 else FULL for i in range(count))
+    types = keys.layer_types(SLIDING if (i + 1) % every else FULL for i in range(count))
     return {
         "hidden_act": keys.activation("hidden_activation"),
         "norm_adds_one": True,
         "layer_kinds": tuple(LayerKind(kind) for kind in types),
         "sliding_window": keys.positive("sliding_window"),
         "attention_multiplier": keys.number("query_pre_attn_scalar") ** -0.5,
-        "attn_logit_softcapping": keys.number("attn_logit_softcapping"),
-        "final_logit_softcapping": keys.number("final_logit_softcapping"),
         "embedding_multiplier": keys.positive("hidden_size") ** 0.5,
     }
+
+
+def _fields(keys: HfKeys) -> dict[str, Any]:
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    return gemma_fields(keys, every=2) | {cap: keys.number(cap) for cap in caps}
 
 
 GEMMA2 = Family(SandwichLayer, _fields, DEFAULTS)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.config import FULL, SLIDING, LayerKind
+from jaxinfer.models.config import FULL, SLIDING
 from jaxinfer.models.decoder_layer import SandwichLayer
+from jaxinfer.models.families.gemma2 import gemma_fields
 from jaxinfer.models.family import Family
 from jaxinfer.models.hf_keys import HfKeys
 
@@ -32,20 +33,9 @@ DEFAULTS: dict[str, Any] = {
 
 
 def _fields(keys: HfKeys) -> dict[str, Any]:
-    keys.refuse("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+    keys.refuse("attn_logit_softcapping", "final_logit_softcapping")
     every = keys.positive("sliding_window_pattern")
-    count = keys.positive("num_hidden_layers")
-    types = keys.layer_types(SLIDING if (i + 1) % every else FULL for i in range(count))
-    return {
-        "hidden_act": keys.activation("hidden_activation"),
-        "norm_adds_one": True,
-        "qk_norm": "head",
-        "layer_kinds": tuple(LayerKind(kind) for kind in types),
-        "sliding_window": keys.positive("sliding_window"),
-        "attention_multiplier": keys.number("query_pre_attn_scalar") ** -0.5,
-        "embedding_multiplier": keys.positive("hidden_size") ** 0.5,
-        **_ropes(keys),
-    }
+    return {**gemma_fields(keys, every=every), "qk_norm": "head", **_ropes(keys)}
 
 
 def _ropes(keys: HfKeys) -> dict[str, Any]:
