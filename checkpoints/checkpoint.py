@@ -31,6 +31,7 @@ from checkpoints.hf_folder import (
     strip_post_processor,
     token_text,
 )
+from checkpoints.layout import arranged
 from checkpoints.orbax import OrbaxSource, is_orbax, orbax_files
 from checkpoints.safetensors import SafetensorsSource, weight_files
 from checkpoints.source import TensorSource
@@ -101,7 +102,8 @@ def _open_folder(folder: Path, is_mapped: bool) -> Checkpoint:
     generation_config = read_json(folder / "generation_config.json", optional=True)
     tokenizer_config = read_json(folder / "tokenizer_config.json", optional=True)
     tokenizer = read_tokenizer(folder)
-    source, weights = _weights(folder, is_mapped)
+    found, weights = _weights(folder, is_mapped)
+    source = arranged(found, config, str(folder))
     bos_token = token_text(folder, tokenizer_config, config, tokenizer, "bos_token")
     eos_token = token_text(folder, tokenizer_config, config, tokenizer, "eos_token")
     adds = strip_post_processor(folder, tokenizer, bos_token)

@@ -12,7 +12,7 @@ import pytest
 
 from checkpoints.load import load_params
 from jaxinfer.models.registry import FAMILIES, decoder_for
-from tests.models.test_quantized_layers import Held
+from tests.held_tensors import Held
 from tests.models.tiny_decoder import dense_logits
 from tests.oracle.architectures import CASES, SHOWN, config_of, tensors_of, token_ids
 

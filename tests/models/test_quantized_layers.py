@@ -14,11 +14,11 @@ from checkpoints.formats import Quantization, WeightFormat
 from checkpoints.load import load_params
 from checkpoints.load_product import ProductSpec
 from checkpoints.rounding import round_to_nearest
-from checkpoints.source import TensorInfo
 from jaxinfer.models.attention import DenseKV
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.registry import decoder_for
 from pallas_kernels.backend import REFERENCE, Backend
+from tests.held_tensors import Held
 from tests.models.reference_decoder import ReferenceDecoder
 from tests.tiny import tiny_config, tiny_tensors
 
@@ -35,26 +35,6 @@ MIXED = Quantization(
         ("layers.1.self_attn.o_proj", WeightFormat(8, activations="int8")),
     ),
 )
-
-
-class Held:
-    """A `TensorSource` over arrays."""
-
-    def __init__(self, tensors: dict[str, np.ndarray]):
-        self._tensors = tensors
-
-    def names(self) -> list[str]:
-        return list(self._tensors)
-
-    def info(self, name: str) -> TensorInfo:
-        tensor = self._tensors[name]
-        return TensorInfo(name, tensor.shape, tensor.dtype, tensor.nbytes)
-
-    def read(self, name: str, slices: tuple[slice, ...] | None = None) -> np.ndarray:
-        return self._tensors[name][slices or ()]
-
-    def close(self) -> None:
-        pass
 
 
 def meant(tensors: dict[str, np.ndarray], decoder: Decoder) -> dict[str, np.ndarray]:

@@ -24,7 +24,7 @@ from jaxinfer.quantization.calibration_check import NotEnoughCalibration
 from jaxinfer.quantization.calibration_set import CalibrationSet, Kind
 from jaxinfer.quantization.quantizer import Quantized, quantize
 from jaxinfer.quantization.recipe import Recipe
-from tests.models.test_quantized_layers import Held
+from tests.held_tensors import Held
 from tests.models.tiny_decoder import GEMMA3
 from tests.quantization.calibration_world import random_set
 from tests.tiny import write_checkpoint
