@@ -34,8 +34,11 @@ def weights_hash(case: str) -> str:
 
 
 @torch.inference_mode()
-def logits(case: str) -> np.ndarray:
-    """float32[SHOWN, V], in one pass without a cache."""
+def logits(case: str, *, num_first: int | None = None) -> np.ndarray:
+    """float32[SHOWN, V], in one pass without a cache.
+
+    num_first: tokens of a first pass; the others come one by one, with a cache.
+    """
     config = config_of(case)
     arguments = {k: v for k, v in config.items() if k not in IGNORED and v is not None}
     known: Any = AutoConfig.for_model(config["model_type"], **arguments | {"pad_token_id": 0})
@@ -43,8 +46,16 @@ def logits(case: str) -> np.ndarray:
     state = {name: torch.from_numpy(rows) for name, rows in tensors_of(case).items()}
     state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
     model.load_state_dict(state, strict=True)
-    out = model.eval()(torch.tensor([token_ids(case)]), use_cache=False).logits[0]
-    return out[list(SHOWN)].numpy()
+    model.eval()
+    ids = torch.tensor([token_ids(case)])
+    if num_first is None:
+        return model(ids, use_cache=False).logits[0][list(SHOWN)].numpy()
+    parts, cache = [], None
+    for part in (ids[:, :num_first], *ids[:, num_first:].split(1, dim=1)):
+        out = model(part, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits[0])
+    return torch.cat(parts)[list(SHOWN)].numpy()
 
 
 def entry(case: str) -> dict[str, Any]:
