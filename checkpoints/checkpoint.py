@@ -33,6 +33,7 @@ from checkpoints.hf_folder import (
 )
 from checkpoints.layout import arranged
 from checkpoints.orbax import OrbaxSource, is_orbax, orbax_files
+from checkpoints.prequantized.source import ConvertedSource, converted_config, method_of
 from checkpoints.safetensors import SafetensorsSource, weight_files
 from checkpoints.source import TensorSource
 
@@ -55,6 +56,7 @@ class Checkpoint:
     generation_config: dict[str, Any]  # Hugging Face keys; empty if the checkpoint has none
     version: str  # hash of the content: the same wherever and under whatever name it lies
     files: tuple[Path, ...]  # that it is the hash of
+    quantized_by: str | None = None  # the method of another tool, such as gptq
 
     def close(self) -> None:
         """Close the weights; the rest stays usable."""
@@ -99,11 +101,12 @@ def _only_gguf(folder: Path) -> Path:
 
 def _open_folder(folder: Path, is_mapped: bool) -> Checkpoint:
     config = read_json(folder / CONFIG_FILE)
+    quantized_by = method_of(config)
     generation_config = read_json(folder / "generation_config.json", optional=True)
     tokenizer_config = read_json(folder / "tokenizer_config.json", optional=True)
     tokenizer = read_tokenizer(folder)
     found, weights = _weights(folder, is_mapped)
-    source = arranged(found, config, str(folder))
+    source, config = _ours(found, config, str(folder))
     bos_token = token_text(folder, tokenizer_config, config, tokenizer, "bos_token")
     eos_token = token_text(folder, tokenizer_config, config, tokenizer, "eos_token")
     adds = strip_post_processor(folder, tokenizer, bos_token)
@@ -128,7 +131,19 @@ def _open_folder(folder: Path, is_mapped: bool) -> Checkpoint:
         generation_config=generation_config,
         version=content_hash(files),
         files=tuple(files),
+        quantized_by=quantized_by,
     )
+
+
+def _ours(
+    source: TensorSource, config: dict[str, Any], file: str
+) -> tuple[TensorSource, dict[str, Any]]:
+    """Tensors by the names and in the parts that models here know, and the config of these."""
+    if method_of(config) is None:
+        return arranged(source, config, file), config
+    converted = ConvertedSource(source, config, file)
+    own = arranged(converted, config, file)
+    return own, converted_config(config, own, converted.kept)
 
 
 def _weights(folder: Path, is_mapped: bool) -> tuple[TensorSource, list[Path]]:

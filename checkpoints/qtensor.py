@@ -73,9 +73,9 @@ def pack_int4(q: np.ndarray, group_size: int | None) -> np.ndarray:
     num_inputs = q.shape[1]
     size = packed_group(group_size, num_inputs)
     q = np.pad(q, ((0, 0), (0, -num_inputs % size)))
-    halves = q.reshape(len(q), -1, 2, size // 2)
+    halves = q.reshape(len(q), q.shape[1] // size, 2, size // 2)
     packed = (halves[:, :, 0] & 15) | (halves[:, :, 1] << 4)
-    return np.ascontiguousarray(packed.reshape(len(q), -1))
+    return np.ascontiguousarray(packed.reshape(len(q), q.shape[1] // 2))
 
 
 def unpack_int4(

@@ -87,7 +87,14 @@ def _as_found(source: ModelSource, checkpoint: Checkpoint, found: Quantization) 
     elif certificate.quantized != checkpoint.version:
         fault = f"one of {certificate.quantized}"
         certificate = None
-    if fault is not None:
+    if fault is not None and checkpoint.quantized_by is not None:
+        log.warning(
+            "%s: weights are as %s quantized them, without a certificate: what that costs is not "
+            "known; python -m checkpoints compare measures it",
+            path,
+            checkpoint.quantized_by,
+        )
+    elif fault is not None:
         message = f"{path}: expected a certificate of these weights ({checkpoint.version})"
         if source.max_kl < math.inf:
             raise CheckpointError(
