@@ -3,14 +3,12 @@
 Two models: "gpt2", a byte-level BPE with merges and a named pre-tokenizer, and "llama", a
 SentencePiece BPE of which the file holds scores, not merges. Neither has a post-processor: whether
 a BOS belongs in front is told apart (`adds_bos`), so that it cannot come twice.
-The rules of each pre-tokenizer are those of the models' own tokenizer.json; llama.cpp named them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from checkpoints.errors import CheckpointError, first_line
 from checkpoints.gguf_config import token_id
+from checkpoints.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
 # What ends a turn in the chat formats of these families, when the file names only one end token.
@@ -29,48 +28,6 @@ END_OF_TURN = (
     "<|end|>",
     "<|endofturn|>",
 )
-
-GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
-ONE_DIGIT = r"\p{N}"
-
-
-@dataclass(frozen=True, slots=True)
-class PreTokenizer:
-    """How text is cut before the merges: each pattern cuts what the ones before it left whole."""
-
-    patterns: tuple[str, ...]
-    adds_bos: bool = False  # where the file does not say
-    ignores_merges: bool = False  # a whole word that is a token is taken as it is
-    is_nfc: bool = False
-
-
-_GPT2 = PreTokenizer((GPT2_WORDS,))
-_DIGITS = PreTokenizer((ONE_DIGIT, GPT2_WORDS))
-_LLAMA3 = PreTokenizer((LLAMA3_WORDS,), adds_bos=True, ignores_merges=True)
-_QWEN2 = PreTokenizer((QWEN2_WORDS,), is_nfc=True)
-_DEFAULT = PreTokenizer((r"[\p{P}$+<=>^~|]+", GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"))
-
-PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    "default": _DEFAULT,
-    "gpt-2": _GPT2,
-    "phi-2": _GPT2,
-    "olmo": _GPT2,
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "command-r": _DIGITS,
-    "codeshell": _DIGITS,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-}
 
 
 def build_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
