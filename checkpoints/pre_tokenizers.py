@@ -31,7 +31,7 @@ GPT4O_WORDS = (
 )
 TEKKEN_WORDS = rf"{_CASED % ('', '')}|{ONE_DIGIT}|{_CASED_MARKS}|{BLANKS}"
 DEEPSEEK3_WORDS = (
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\]^_`{|}~][A-Za-z]+"
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
     r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
 ) + BLANKS
 BLOOM_WORDS = r" ?[^(\s|.,!?…。，、।۔،)]+"

@@ -19,6 +19,8 @@ FORMS = ("sentencepiece with a space in front", "sentencepiece as it is")
 CONTROL_TOKENS = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
 USER_DEFINED = ("<think>", "[INST]")
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
+_BY_CASE = (PRE_TOKENIZERS["gpt-4o"], PRE_TOKENIZERS["tekken"])
+CASED = ("Lu", "Ll", "Lt", "Mn", "Mc", "Me")
 CHUNK = 100  # texts of one hash
 
 
@@ -49,10 +51,20 @@ def write_vocabulary(path: Path, golden: dict[str, Any], form: str) -> None:
     writer.close()
 
 
-def normalized(form: str, text: str) -> str:
-    """As the model's own tokenizer takes it, which llama.cpp does not do."""
+def comparable(form: str, text: str) -> str:
+    """The text, less what llama.cpp is known to take otherwise than the models' own tokenizers do,
+    which are followed here.
+    """
     rules = PRE_TOKENIZERS.get(form)
-    return unicodedata.normalize("NFC", text) if rules is not None and rules.is_nfc else text
+    if rules is None:  # it takes a text that spells a byte's token for that token
+        return text.replace("<0x0A>", "<0x0A ")
+    if rules.is_nfc:  # it does not normalize
+        text = unicodedata.normalize("NFC", text)
+    if form.startswith("deepseek-"):  # it takes all blanks for one and the same
+        text = "".join(" " if c.isspace() and not c.isascii() else c for c in text)
+    if rules in _BY_CASE:  # it knows case of ASCII letters alone, and no marks
+        text = "".join(c for c in text if c.isascii() or unicodedata.category(c) not in CASED)
+    return text
 
 
 def hashes(ids: Sequence[Sequence[int]]) -> str:

@@ -77,7 +77,7 @@ def theirs(source: str, messages: list[dict[str, Any]], tools: Any) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Compare how chat templates render.")
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args(argv).folder
     chat_template_utils.datetime = Clock

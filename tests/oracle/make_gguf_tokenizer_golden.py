@@ -14,7 +14,7 @@ import ctypes
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,9 @@ from tests.gguf_vocabularies import (
     FORMS,
     GOLDEN,
     SPM,
+    USER_DEFINED,
+    comparable,
     hashes,
-    normalized,
     write_vocabulary,
 )
 from tests.nasty_strings import nasty_strings
@@ -78,7 +79,7 @@ class LibLlama:
         )
 
     @contextmanager
-    def vocabulary(self, file: Path) -> Iterator[Any]:
+    def vocabulary(self, file: Path) -> Generator[Any]:
         params = self._lib.llama_model_default_params()
         params.vocab_only = True
         model = self._lib.llama_model_load_from_file(str(file).encode(), params)
@@ -112,7 +113,7 @@ def trained(texts: list[str], *, is_spm: bool) -> dict[str, Any]:
     )
     backend.train_from_iterator(sorted(texts), trainer)
     model = json.loads(backend.to_str())["model"]
-    known = set(CONTROL_TOKENS) | {f"<0x{byte:02X}>" for byte in range(256)}
+    known = {*CONTROL_TOKENS, *USER_DEFINED} | {f"<0x{byte:02X}>" for byte in range(256)}
     tokens = [text for text in model["vocab"] if text not in known]
     merges = [pair for pair in model["merges"] if "".join(pair) in tokens]
     return {"tokens": tokens, "merges": [] if is_spm else [" ".join(pair) for pair in merges]}
@@ -139,7 +140,7 @@ def main(argv: list[str]) -> int:
             file = Path(folder) / "vocabulary.gguf"
             write_vocabulary(file, golden, form)
             with library.vocabulary(file) as vocabulary:
-                ids = [library.encode(vocabulary, normalized(form, text)) for text in texts]
+                ids = [library.encode(vocabulary, comparable(form, text)) for text in texts]
             golden["hashes"][form] = hashes(ids)
     GOLDEN.write_text(json.dumps(golden, ensure_ascii=False, indent=0) + "\n", "utf-8")
     print(f"{GOLDEN}: {GOLDEN.stat().st_size} bytes")
