@@ -24,6 +24,11 @@ SANDWICH_NORMS = (*PRE_NORMS, "pre_feedforward", "post_feedforward")
 NORMS = {"gemma2": SANDWICH_NORMS, "gemma3_text": SANDWICH_NORMS, "olmo2": POST_NORMS}
 """By model_type; the others have PRE_NORMS."""
 NORMED_HEADS = ("gemma3_text", "qwen3")
+FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+"""Phi-3's products, whose outputs are those of several others in their order."""
 X_SCALE = 4 / 127
 """Static scale of the inputs of every product: a few are beyond it."""
 
@@ -89,6 +94,10 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
                 f"{layer}.mlp.{x}_proj.bias": (size,)
                 for x, size in (("gate", mlp), ("up", mlp), ("down", dim))
             }
+        if family == "phi3":
+            for fused, parts in FUSED.items():
+                size = sum(shapes.pop(f"{layer}.{part}.weight")[0] for part in parts)
+                shapes[f"{layer}.{fused}.weight"] = (size, dim)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, dim)
     return shapes

@@ -20,6 +20,7 @@ from jaxinfer.models.families.granite import GRANITE
 from jaxinfer.models.families.llama import LLAMA
 from jaxinfer.models.families.mistral import MISTRAL
 from jaxinfer.models.families.olmo2 import OLMO2
+from jaxinfer.models.families.phi3 import PHI3
 from jaxinfer.models.families.qwen2 import QWEN2
 from jaxinfer.models.families.qwen3 import QWEN3
 from jaxinfer.models.families.smollm3 import SMOLLM3
@@ -34,6 +35,7 @@ FAMILIES = {
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": MISTRAL,
     "Olmo2ForCausalLM": OLMO2,
+    "Phi3ForCausalLM": PHI3,
     "Qwen2ForCausalLM": QWEN2,
     "Qwen3ForCausalLM": QWEN3,
     "SmolLM3ForCausalLM": SMOLLM3,
@@ -63,6 +65,7 @@ def decoder_for(
     dtype: jnp.dtype,
     backend: Backend = REFERENCE,
     quantization: Quantization | None = None,
+    max_model_len: int | None = None,
 ) -> Decoder:
     """The model of a config.json.
 
@@ -70,10 +73,12 @@ def decoder_for(
         dtype: of activations, and of parameters that are not quantized.
         backend: how the operations of its steps are computed.
         quantization: how products, embedding and head keep their weights; None: in dtype.
+        max_model_len: tokens of the longest text that will be computed; None: the model's own limit
+            (`ModelConfig.serving`).
     Raises: ConfigError for an architecture, a key or a size that is not supported.
     """
     family = family_of(hf_config)
-    config = family.config(hf_config)
+    config = family.config(hf_config).serving(max_model_len)
     check_kernels(config, backend)
     if quantization is not None:
         check_formats(config, quantization, backend)

@@ -93,5 +93,6 @@ SITES = {
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Olmo2ForCausalLM": OLMO2,
+    "Phi3ForCausalLM": LLAMA,
 }
 """By the architecture in config.json, as jaxinfer/models/registry.py's FAMILIES."""

@@ -26,6 +26,7 @@ QWEN3: dict[str, Any] = {"model_type": "qwen3", "architectures": ["Qwen3ForCausa
 SMOLLM3: dict[str, Any] = {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
 GRANITE: dict[str, Any] = {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
 OLMO2: dict[str, Any] = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+PHI3: dict[str, Any] = {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
 GEMMA2: dict[str, Any] = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
 GEMMA3: dict[str, Any] = {
     "model_type": "gemma3_text",
