@@ -16,7 +16,7 @@ from bench.exactness.probes import random_probes
 from bench.exactness.subject import Subject
 from bench.exactness.suite import cases, circumstances
 from jaxinfer.build import build
-from tests.models.tiny_decoder import GEMMA2, GEMMA3, GRANITE, MISTRAL, OLMO2, QWEN3, SMOLLM3
+from tests.models.tiny_decoder import GEMMA2, GEMMA3, GRANITE, MISTRAL, OLMO2, PHI3, QWEN3, SMOLLM3
 from tests.tiny import tiny_engine_config, write_checkpoint
 
 PAGE_SIZE, NUM_PAGES, MAX_MODEL_LEN, WINDOW = 16, 160, 1024, 40
@@ -24,6 +24,12 @@ TOKEN_BYTES = 2 * 2 * 2 * 16 * 4  # keys and values, 2 layers, 2 heads of 16 flo
 PROBES = random_probes((1, 17, WINDOW - 1, 128, 200), 250, seed=0)
 QUICK = ("7 neighbours", "chunks of 32", "a hit on 1 page", "preempted once")
 WINDOWS: dict[str, Any] = {"sliding_window": WINDOW}
+LONGROPE: dict[str, Any] = {
+    "type": "longrope",
+    "short_factor": [1.0] * 6,
+    "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0],
+    "original_max_position_embeddings": 100,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA2
     | WINDOWS
@@ -34,6 +40,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": QWEN3 | WINDOWS | {"use_sliding_window": True, "max_window_layers": 1},
     "granite": GRANITE | {"residual_multiplier": 0.22, "embedding_multiplier": 12.0},
     "olmo2": OLMO2,
+    "phi3": PHI3 | WINDOWS | {"partial_rotary_factor": 0.75, "rope_scaling": LONGROPE},
 }
 ALWAYS = ("gemma2", "gemma3", "smollm3")
 

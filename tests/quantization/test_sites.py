@@ -27,7 +27,10 @@ def test_every_served_architecture_states_its_sites():
     ("sites", "changes"),
     [
         (LLAMA, {}),
-        *((SITES[model["architectures"][0]], model) for model in (GEMMA2, GEMMA3, OLMO2, PHI3, QWEN3)),
+        *(
+            (SITES[model["architectures"][0]], model)
+            for model in (GEMMA2, GEMMA3, OLMO2, PHI3, QWEN3)
+        ),
     ],
 )
 def test_each_product_of_a_layer_has_one_site_and_each_fold_fits(
