@@ -28,6 +28,11 @@ NORMED_WHOLE = ("olmo2", "olmoe")
 GATED = ("gate_proj", "up_proj", "down_proj")
 IN_FLOATS = (".gate", ".shared_expert_gate")
 """Products that are never quantized end so."""
+FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+"""Phi-3's products, whose outputs are those of several others in their order."""
 X_SCALE = 4 / 127
 """Static scale of the inputs of every product: a few are beyond it."""
 
@@ -123,6 +128,10 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
                 f"{layer}.mlp.{x}_proj.bias": (size,)
                 for x, size in (("gate", mlp), ("up", mlp), ("down", dim))
             }
+        if family == "phi3":
+            for fused, parts in FUSED.items():
+                size = sum(shapes.pop(f"{layer}.{part}.weight")[0] for part in parts)
+                shapes[f"{layer}.{fused}.weight"] = (size, dim)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, dim)
     return shapes

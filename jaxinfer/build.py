@@ -256,7 +256,11 @@ class _Phases:
 
 def _find(config: EngineConfig, cache_dir: Path) -> FoundModel:
     return find_model(
-        config.source, _backend(config), cache_dir, show_progress=config.show_progress
+        config.source,
+        _backend(config),
+        cache_dir,
+        max_model_len=config.scheduler.max_model_len,
+        show_progress=config.show_progress,
     )
 
 

@@ -53,6 +53,7 @@ def find_model(
     backend: Backend,
     cache_dir: Path,
     *,
+    max_model_len: int | None,
     show_progress: bool,
     is_mapped: bool = True,
 ) -> FoundModel:
@@ -61,6 +62,7 @@ def find_model(
     Args:
         backend: how the operations of its steps are computed.
         cache_dir: jaxinfer's; models that are fetched go there.
+        max_model_len: as in `SchedulerConfig`.
         is_mapped: as in `open_checkpoint`.
     Raises: CheckpointError for files that do not fit, ConfigError for settings that cannot work.
     """
@@ -73,19 +75,25 @@ def find_model(
     )
     checkpoint = open_checkpoint(path, is_mapped=is_mapped)
     try:
-        return _understood(source, checkpoint, backend)
+        return _understood(source, checkpoint, backend, max_model_len)
     except BaseException:
         checkpoint.close()
         raise
 
 
-def _understood(source: ModelSource, checkpoint: Checkpoint, backend: Backend) -> FoundModel:
+def _understood(
+    source: ModelSource, checkpoint: Checkpoint, backend: Backend, max_model_len: int | None
+) -> FoundModel:
     template = _chat_template(source)
     dtype = default_dtype(source.dtype)
     choice = _choose(source, checkpoint, dtype, backend)
     with _faults_of(checkpoint.path):
         decoder = decoder_for(
-            checkpoint.config, dtype=dtype, backend=backend, quantization=choice.quantization
+            checkpoint.config,
+            dtype=dtype,
+            backend=backend,
+            quantization=choice.quantization,
+            max_model_len=max_model_len,
         )
         return FoundModel(checkpoint, choice, decoder, Tokenizer.of(checkpoint, template))
 

@@ -59,6 +59,7 @@ class VersionLoading:
             order.source,
             self._running.arithmetic.backend,
             self._cache_dir,
+            max_model_len=self._config.scheduler.max_model_len,
             show_progress=False,
             is_mapped=False,
         )

@@ -27,6 +27,7 @@ from tests.models.tiny_decoder import (
     MIXTRAL,
     OLMO2,
     OLMOE,
+    PHI3,
     QWEN2_MOE,
     QWEN3,
     QWEN3_MOE,
@@ -40,6 +41,12 @@ PROBES = random_probes((1, 17, WINDOW - 1, 128, 200), 250, seed=0)
 QUICK = ("7 neighbours", "chunks of 32", "a hit on 1 page", "preempted once")
 INT4 = Quantization(WeightFormat(4, 32, has_zero=True))
 WINDOWS: dict[str, Any] = {"sliding_window": WINDOW}
+LONGROPE: dict[str, Any] = {
+    "type": "longrope",
+    "short_factor": [1.0] * 6,
+    "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0],
+    "original_max_position_embeddings": 100,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA2
     | WINDOWS
@@ -55,6 +62,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3 moe": QWEN3_MOE,
     "qwen3 moe in int4": QWEN3_MOE | {"quantization": INT4},
     "olmoe": OLMOE,
+    "phi3": PHI3 | WINDOWS | {"partial_rotary_factor": 0.75, "rope_scaling": LONGROPE},
 }
 ALWAYS = ("gemma2", "gemma3", "smollm3", "qwen2 moe")
 

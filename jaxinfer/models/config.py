@@ -5,7 +5,7 @@ No JAX here. Who reads it out of a config.json: family.py, and each file of fami
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -18,15 +18,18 @@ FULL, SLIDING = LAYER_TYPES
 class RopeScaling:
     """How rotary frequencies are stretched beyond the trained context."""
 
-    rope_type: Literal["linear", "llama3", "yarn"]
+    rope_type: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
     factor: float
-    original_max_position_embeddings: int = 8192  # llama3 and yarn
+    original_max_position_embeddings: int = 8192  # llama3, yarn and longrope
     low_freq_factor: float = 1.0  # llama3 only, as the next
     high_freq_factor: float = 4.0
-    beta_fast: float = 32.0  # yarn only, as all that follow
+    beta_fast: float = 32.0  # yarn only, as the next
     beta_slow: float = 1.0
-    attention_factor: float = 1.0  # multiplies cosines and sines
-    is_truncated: bool = True  # the band between ends at whole pairs
+    attention_factor: float = 1.0  # yarn and longrope: multiplies cosines and sines
+    is_truncated: bool = True  # yarn only: the band between ends at whole pairs
+    short_factors: tuple[float, ...] = ()  # longrope only, as all that follow: what the frequency
+    long_factors: tuple[float, ...] = ()  # of each pair is divided by
+    is_long: bool = False  # the engine's longest text is longer than the original: the latter hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     rope_local_base_freq: float | None = None  # rope_theta of sliding layers, which then have no
     # scaling; None: that of all
+    partial_rotary_factor: float = 1.0  # of each head, from its beginning, turns
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
@@ -88,6 +92,23 @@ class ModelConfig:
     def attention_scale(self) -> float:
         """Multiplies q·k."""
         return self.attention_multiplier or self.head_dim**-0.5
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that turn: its first."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    def serving(self, max_model_len: int | None) -> ModelConfig:
+        """Of an engine whose texts have up to so many tokens; None: as many as the model allows.
+
+        That, and not how long a text is, chooses between longrope's factors: the bits of a text
+        must not change with its length, and keys that are kept must stay valid.
+        """
+        scaling, longest = self.rope_scaling, self.max_position_embeddings
+        if scaling is None or scaling.rope_type != "longrope":
+            return self
+        is_long = min(max_model_len or longest, longest) > scaling.original_max_position_embeddings
+        return replace(self, rope_scaling=replace(scaling, is_long=is_long))
 
     def layer_kind(self, layer: int) -> LayerKind:
         return self.layer_kinds[layer] if self.layer_kinds else LayerKind()

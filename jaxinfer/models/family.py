@@ -13,6 +13,7 @@ from jaxinfer.errors import ConfigError
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder_layer import MakeLayer
 from jaxinfer.models.hf_keys import MAX_POSITIONS, HfKeys
+from jaxinfer.models.rope_keys import check_pairs
 
 
 def _nothing(keys: HfKeys) -> dict[str, Any]:
@@ -48,6 +49,8 @@ class Family:
             raise ConfigError(f"config.json: head_dim must be even for RoPE; got {head_dim}")
         keys.refuse_unsupported()
         own = self.fields(keys)
+        if "partial_rotary_factor" not in own:
+            keys.refuse_partial_rotary()
         has_bias = keys.flag("attention_bias")
         rope: dict[str, Any] = (
             {}
@@ -74,7 +77,9 @@ class Family:
             hidden_act=own.get("hidden_act") or keys.activation(),
             **rope,
         )
-        return _reaching(replace(common, **own))
+        config = _reaching(replace(common, **own))
+        check_pairs(config)
+        return config
 
 
 def _reaching(config: ModelConfig) -> ModelConfig:

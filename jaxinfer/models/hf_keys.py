@@ -19,7 +19,7 @@ from jaxinfer.models.config import (
     LayerType,
     RopeScaling,
 )
-from jaxinfer.models.rope_keys import read_scaling
+from jaxinfer.models.rope_keys import TRAINED_POSITIONS, read_scaling
 
 ACTIVATIONS: dict[Any, Activation] = {
     "silu": "silu",
@@ -27,8 +27,8 @@ ACTIVATIONS: dict[Any, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-
 MAX_POSITIONS = "max_position_embeddings"
+PARTIAL = "partial_rotary_factor"
 
 
 class HfKeys:
@@ -103,9 +103,19 @@ class HfKeys:
                 "config.json: quantization_config must be absent; pre-quantized checkpoints "
                 "of other tools are not read, use the unquantized model"
             )
-        for key in ("partial_rotary_factor", "rotary_pct"):
-            value = self._hf.get(key, self._rope.get(key, 1.0))
-            if value != 1.0:
+        self._refuse_partial("rotary_pct")
+
+    def partial_rotary_factor(self) -> float:
+        """Of families whose heads may turn in part."""
+        return HfKeys(self._rope, {}).number(PARTIAL, default=self.number(PARTIAL, default=1.0))
+
+    def refuse_partial_rotary(self) -> None:
+        """Of the others."""
+        self._refuse_partial(PARTIAL)
+
+    def _refuse_partial(self, key: str) -> None:
+        for value in (self._hf.get(key), self._rope.get(key)):
+            if value not in (None, 1.0):
                 raise ConfigError(f"config.json: {key} must be 1; got {value!r}")
 
     def activation(self, key: str = "hidden_act") -> Activation:
@@ -139,7 +149,9 @@ class HfKeys:
                 f"config.json: rope_parameters must have one object for {FULL} and one for "
                 f"{SLIDING}; got {dict(self._rope)!r}"
             )
-        return HfKeys(self._hf | {"rope_parameters": None, "rope_scaling": dict(own)}, {})
+        found = HfKeys(self._hf | {"rope_parameters": None, "rope_scaling": dict(own)}, {})
+        found.refuse_partial_rotary()
+        return found
 
     def rope_theta(self, *, default: float | None = None) -> float:
         """That of rope_parameters; else `default`; else the file's own, which may be absent."""
@@ -150,8 +162,9 @@ class HfKeys:
     def rope_scaling(self) -> RopeScaling | None:
         if any(isinstance(value, Mapping) for value in self._rope.values()):
             raise _not_flat(dict(self._rope))
-        trained = self.get("original_max_position_embeddings") or self.get(MAX_POSITIONS)
-        return read_scaling(self._rope, max_positions=trained)
+        return read_scaling(
+            self._rope, trained=self.get(TRAINED_POSITIONS), most=self.get(MAX_POSITIONS)
+        )
 
 
 def _not_flat(rope: Any) -> ConfigError:

@@ -22,6 +22,7 @@ from jaxinfer.models.families.mistral import MISTRAL
 from jaxinfer.models.families.mixtral import MIXTRAL
 from jaxinfer.models.families.olmo2 import OLMO2
 from jaxinfer.models.families.olmoe import OLMOE
+from jaxinfer.models.families.phi3 import PHI3
 from jaxinfer.models.families.qwen2 import QWEN2
 from jaxinfer.models.families.qwen2_moe import QWEN2_MOE
 from jaxinfer.models.families.qwen3 import QWEN3
@@ -40,6 +41,7 @@ FAMILIES = {
     "MixtralForCausalLM": MIXTRAL,
     "Olmo2ForCausalLM": OLMO2,
     "OlmoeForCausalLM": OLMOE,
+    "Phi3ForCausalLM": PHI3,
     "Qwen2ForCausalLM": QWEN2,
     "Qwen2MoeForCausalLM": QWEN2_MOE,
     "Qwen3ForCausalLM": QWEN3,
@@ -71,6 +73,7 @@ def decoder_for(
     dtype: jnp.dtype,
     backend: Backend = REFERENCE,
     quantization: Quantization | None = None,
+    max_model_len: int | None = None,
 ) -> Decoder:
     """The model of a config.json.
 
@@ -78,10 +81,12 @@ def decoder_for(
         dtype: of activations, and of parameters that are not quantized.
         backend: how the operations of its steps are computed.
         quantization: how products, embedding and head keep their weights; None: in dtype.
+        max_model_len: tokens of the longest text that will be computed; None: the model's own limit
+            (`ModelConfig.serving`).
     Raises: ConfigError for an architecture, a key or a size that is not supported.
     """
     family = family_of(hf_config)
-    config = family.config(hf_config)
+    config = family.config(hf_config).serving(max_model_len)
     check_kernels(config, backend)
     if quantization is not None:
         check_formats(config, quantization, backend)

@@ -1,7 +1,9 @@
 """Rotary position embedding (arXiv:2104.09864), in the half-split form of Hugging Face.
 
 Frequencies are float64 on the host, once; the tables of a step are computed from its positions, so
-that prefill and decode cannot use different ones.
+that prefill and decode cannot use different ones. Nor can two texts of one engine: where others
+choose frequencies by the length that a text has now, here the longest text that the engine takes
+decides (`ModelConfig.serving`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from jaxinfer.models.config import FULL, SLIDING, LayerType, ModelConfig, RopeSc
 from pallas_kernels.rounded import rounded
 
 RopeTables = tuple[jax.Array, jax.Array]
-"""Cosines and sines of a step's positions, each float32[T, 1, head_dim / 2]."""
+"""Cosines and sines of a step's positions, each float32[T, 1, rotary_dim / 2]."""
 Rope = tuple[RopeTables, ...]
 """Of each of `ModelConfig.rope_types`."""
 
@@ -25,19 +27,34 @@ Rope = tuple[RopeTables, ...]
 def inverse_frequencies(
     config: ModelConfig, layer_type: LayerType = FULL
 ) -> npt.NDArray[np.float32]:
-    """float32[head_dim / 2]; equal to transformers' for default, linear, llama3 and yarn."""
-    half = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    """float32[rotary_dim / 2]; equal to transformers' for every type of rope_keys.py.
+
+    `dynamic` raises the base for texts beyond max_position_embeddings alone, which no engine takes.
+    """
+    half = np.arange(0, config.rotary_dim, 2, dtype=np.float64) / config.rotary_dim
     if layer_type == SLIDING and config.rope_local_base_freq is not None:
         return (config.rope_local_base_freq**-half).astype(np.float32)
     plain = config.rope_theta**-half
     scaling = config.rope_scaling
-    if scaling is None:
-        return plain.astype(np.float32)
-    if scaling.rope_type == "linear":
-        return (plain / scaling.factor).astype(np.float32)
-    if scaling.rope_type == "yarn":
-        return _yarn(plain, config.rope_theta, scaling).astype(np.float32)
-    return _llama3(plain, scaling).astype(np.float32)
+    if scaling is not None:
+        plain = _scaled(plain, config.rope_theta, scaling)
+    return plain.astype(np.float32)
+
+
+def _scaled(
+    plain: npt.NDArray[np.float64], theta: float, scaling: RopeScaling
+) -> npt.NDArray[np.float64]:
+    match scaling.rope_type:
+        case "linear":
+            return plain / scaling.factor
+        case "dynamic":
+            return plain
+        case "llama3":
+            return _llama3(plain, scaling)
+        case "yarn":
+            return _yarn(plain, theta, scaling)
+        case "longrope":  # arXiv:2402.13753
+            return plain / (scaling.long_factors if scaling.is_long else scaling.short_factors)
 
 
 def _llama3(plain: npt.NDArray[np.float64], scaling: RopeScaling) -> npt.NDArray[np.float64]:
@@ -85,7 +102,11 @@ def rope_tables(
 
 
 def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates the pairs (i, i + D/2) of float[T, heads, D], in float32; returns x's dtype."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    """Rotates the pairs (i, i + R/2) of the first R of float[T, heads, D], in float32; tables have
+    R/2 columns. Returns x's dtype.
+    """
+    turned, kept = jnp.split(x, [2 * cos.shape[-1]], axis=-1)
+    first, second = jnp.split(turned.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
+    turned = turned.astype(x.dtype)
+    return jnp.concatenate([turned, kept], axis=-1) if kept.size else turned

@@ -115,7 +115,7 @@ class LayerQuantizer:
             )
             for product in (keys.queries, keys.keys)
         )
-        layer.scale_keys(keys, key_scales(queries, own))
+        layer.scale_keys(keys, key_scales(queries, own, rotary_dim=self._config.rotary_dim))
 
     def _round(self, name: str, layer: LayerWeights, product: str, found: SiteInputs) -> None:
         method, seed = self._recipe.method, self._seed

@@ -108,5 +108,6 @@ SITES = {
     "OlmoeForCausalLM": replace(MIXTURE, key_rows=None),
     "Qwen2MoeForCausalLM": MIXTURE,
     "Qwen3MoeForCausalLM": replace(MIXTURE, key_rows=None),
+    "Phi3ForCausalLM": LLAMA,
 }
 """By the architecture in config.json, as jaxinfer/models/registry.py's FAMILIES."""

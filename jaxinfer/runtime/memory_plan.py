@@ -115,8 +115,9 @@ def plan_memory(
 
     `kv_cache_bytes` if given; else 1 GiB on a CPU, and on a GPU what the budget leaves beside
     weights and programs. Never more than max_num_seqs full contexts can use. A context that was
-    left open is shortened to what the pool holds. Int8 pages for GPU kernels are planned no larger
-    than those can address, with a warning.
+    left open is shortened to what the pool holds, which changes no factors of longrope: the bits of
+    an answer must not follow from the memory of the moment. Int8 pages for GPU kernels are planned
+    no larger than those can address, with a warning.
 
     Raises: ConfigError if max_model_len is over the model's limit, the pool cannot hold one such
         sequence, or the int8 pages asked for cannot be addressed: with a setting that would do.
@@ -144,9 +145,23 @@ def plan_memory(
         num_pages = _addressable(decoder, smallest, num_pages, is_asked=not planned)
     if num_pages < smallest.num_pages:
         raise _too_small(smallest, num_pages, is_planned=planned)
-    return dataclasses.replace(
+    plan = dataclasses.replace(
         smallest, num_pages=num_pages, max_model_len=min(longest, num_pages * page_size)
     )
+    _warn_of_long_factors(decoder, plan.max_model_len)
+    return plan
+
+
+def _warn_of_long_factors(decoder: Decoder, max_model_len: int) -> None:
+    """Where the pool, which does not choose them, holds no text that they are for."""
+    scaling = decoder.config.rope_scaling
+    if scaling and scaling.is_long and max_model_len <= scaling.original_max_position_embeddings:
+        _log.warning(
+            "texts have at most %d tokens here, but are turned by the model's factors for longer "
+            "ones; --max-model-len %d takes those for short ones",
+            max_model_len,
+            max_model_len,
+        )
 
 
 def is_planned(config: EngineConfig, budget: MemoryBudget) -> bool:

@@ -15,7 +15,14 @@ from checkpoints.load import load_params
 from jaxinfer.models.registry import FAMILIES, decoder_for
 from tests.held_tensors import Held
 from tests.models.tiny_decoder import dense_logits
-from tests.oracle.architectures import CASES, SHOWN, config_of, tensors_of, token_ids
+from tests.oracle.architectures import (
+    CASES,
+    NUM_TOKENS,
+    SHOWN,
+    config_of,
+    tensors_of,
+    token_ids,
+)
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "architectures.json").read_text("utf-8"))
 RECORDED = {entry["case"]: entry for entry in GOLDEN["models"]}
@@ -40,13 +47,10 @@ def test_the_golden_file_is_of_these_cases_and_weights():
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("cuts", [(), (130, 199)], ids=["at once", "two chunks and a token"])
 def test_logits_are_transformers(case: str, cuts: tuple[int, ...]):
-    decoder = decoder_for(config_of(case), dtype=jnp.dtype("float32"))
-    params = load_params(
-        arranged(Held(tensors_of(case)), config_of(case), "tensors"),
-        decoder.weight_plan(),
-        dtype=np.float32,
-        file="tensors",
-    )
+    config = config_of(case)
+    decoder = decoder_for(config, dtype=jnp.dtype("float32"), max_model_len=NUM_TOKENS)
+    source = arranged(Held(tensors_of(case)), config, "tensors")
+    params = load_params(source, decoder.weight_plan(), dtype=np.float32, file="tensors")
     got = dense_logits(decoder, params, token_ids(case), cuts)[np.array(SHOWN)]
     want = np.array(RECORDED[case]["logits"])
     assert np.abs(want).max() > 2  # neither flat nor degenerate

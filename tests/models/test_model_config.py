@@ -112,6 +112,10 @@ def test_a_size_that_is_no_positive_integer_is_refused(key: str, value: Any):
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
             "partial_rotary_factor must be 1; got 0.5",
         ),
+        (
+            {"partial_rotary_factor": 1.0, "rope_parameters": {"partial_rotary_factor": 0.5}},
+            "partial_rotary_factor must be 1; got 0.5",
+        ),
         ({"rope_theta": 0}, "rope_theta must be a positive number; got 0"),
         ({"rope_theta": float("inf")}, "rope_theta must be a positive number; got inf"),
         ({"rope_theta": "big"}, "rope_theta must be a positive number; got 'big'"),

@@ -8,20 +8,23 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from checkpoints.layout import arranged
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.registry import FAMILIES, decoder_for
+from tests.held_tensors import Held
 from tests.models.tiny_decoder import (
     GEMMA2,
     GEMMA3,
     GRANITE,
     MISTRAL,
     OLMO2,
+    PHI3,
     QWEN2,
     QWEN3,
     SMOLLM3,
 )
-from tests.tiny import tensor_shapes, tiny_config
+from tests.tiny import tiny_config, tiny_tensors
 
 FLOAT32 = jnp.dtype("float32")
 
@@ -43,14 +46,17 @@ def tiny_decoder(**changes: Any) -> Decoder:
         SMOLLM3,
         GRANITE,
         OLMO2,
+        PHI3,
         GEMMA2,
         GEMMA3,
     ],
 )
 def test_every_parameter_has_one_tensor_and_every_tensor_one_parameter(changes: dict[str, Any]):
-    decoder = tiny_decoder(**changes)
+    decoder, config = tiny_decoder(**changes), tiny_config(**changes)
     plan = decoder.weight_plan()
-    assert {spec.names[0]: spec.shape for spec in plan} == tensor_shapes(tiny_config(**changes))
+    source = arranged(Held(tiny_tensors(config)), config, "tensors")
+    shapes = {name: source.info(name).shape for name in source.names()}
+    assert {spec.names[0]: spec.shape for spec in plan} == shapes
     paths = [spec.path for spec in plan]
     assert len(paths) == len(set(paths)) == len(jax.tree.leaves(decoder.param_shapes))
 

@@ -56,6 +56,7 @@ OLMOE: dict[str, Any] = {
     "num_experts": 7,
     "num_experts_per_tok": 2,
 }
+PHI3: dict[str, Any] = {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
 GEMMA2: dict[str, Any] = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
 GEMMA3: dict[str, Any] = {
     "model_type": "gemma3_text",

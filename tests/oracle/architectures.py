@@ -27,6 +27,16 @@ def _family(model_type: str, model_class: str, **changes: Any) -> dict[str, Any]
     return SIZES | {"model_type": model_type, "architectures": [model_class]} | changes
 
 
+def _longrope(num_pairs: int) -> dict[str, Any]:
+    return {
+        "type": "longrope",
+        "short_factor": [1 + 0.05 * i for i in range(num_pairs)],
+        "long_factor": [1 + 3.0 * i for i in range(num_pairs)],
+    }
+
+
+PHI3_HEADS: dict[str, Any] = {"hidden_size": 96, "head_dim": 16}
+
 CASES: dict[str, dict[str, Any]] = {
     "llama, llama3 rope, biases": _family(
         "llama",
@@ -41,6 +51,15 @@ CASES: dict[str, dict[str, Any]] = {
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 128,
         },
+    ),
+    "llama, linear rope": _family(
+        "llama", "LlamaForCausalLM", rope_scaling={"type": "linear", "factor": 4.0}
+    ),
+    "llama, dynamic rope": _family(
+        "llama",
+        "LlamaForCausalLM",
+        max_position_embeddings=200,
+        rope_scaling={"rope_type": "dynamic", "factor": 2.0},
     ),
     "mistral, window": _family("mistral", "MistralForCausalLM", sliding_window=17),
     "qwen2, windows": _family(
@@ -143,6 +162,23 @@ CASES: dict[str, dict[str, Any]] = {
         num_experts_per_tok=2,
         norm_topk_prob=False,
         tie_word_embeddings=False,
+    ),
+    "phi3, longrope of short texts, a part turns, window": _family(
+        "phi3",
+        "Phi3ForCausalLM",
+        **PHI3_HEADS,
+        tie_word_embeddings=False,
+        sliding_window=33,
+        original_max_position_embeddings=200,
+        partial_rotary_factor=0.75,
+        rope_scaling=_longrope(6),
+    ),
+    "phi3, longrope of long texts": _family(
+        "phi3",
+        "Phi3ForCausalLM",
+        **PHI3_HEADS,
+        original_max_position_embeddings=199,
+        rope_scaling=_longrope(8),
     ),
 }
 NUM_TOKENS = 200

@@ -24,16 +24,25 @@ def score_error(queries: np.ndarray, keys: np.ndarray, scales: np.ndarray) -> fl
 
 
 def test_pairs_that_rotation_mixes_share_a_scale_of_mean_one():
-    scales = key_scales(*world(30))
+    scales = key_scales(*world(30), rotary_dim=8)
     assert scales.shape == (2, 8)
     assert scales.dtype == np.float32
     np.testing.assert_array_equal(scales[:, :4], scales[:, 4:])
     np.testing.assert_allclose(np.log(scales).sum(axis=1), 0, atol=1e-5)
 
 
+def test_channels_that_do_not_turn_have_scales_of_their_own():
+    """Of 8 channels 4 turn: 1 and 3 are a pair, 5 is alone."""
+    queries, keys = world(30)
+    scales = key_scales(queries, keys, rotary_dim=4)
+    np.testing.assert_array_equal(scales[:, :2], scales[:, 2:4])
+    assert len({*scales[0, 2:]}) == 6
+    assert score_error(queries, keys, scales) < score_error(queries, keys, np.ones((2, 8))) / 2
+
+
 def test_a_loud_pair_is_divided_and_the_scores_gain():
     queries, keys = world(30)
-    scales = key_scales(queries, keys)
+    scales = key_scales(queries, keys, rotary_dim=8)
     assert scales[0, 1] == scales[0].max() > 2
     assert score_error(queries, keys, scales) < score_error(queries, keys, np.ones((2, 8))) / 2
 
@@ -41,4 +50,4 @@ def test_a_loud_pair_is_divided_and_the_scores_gain():
 def test_a_head_of_zeros_stays_as_it_is():
     queries, keys = world(30)
     keys[:, 1] = 0
-    np.testing.assert_array_equal(key_scales(queries, keys)[1], 1)
+    np.testing.assert_array_equal(key_scales(queries, keys, rotary_dim=8)[1], 1)

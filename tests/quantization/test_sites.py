@@ -17,13 +17,14 @@ from tests.models.tiny_decoder import (
     MIXTRAL,
     OLMO2,
     OLMOE,
+    PHI3,
     QWEN2_MOE,
     QWEN3,
     QWEN3_MOE,
 )
 from tests.tiny import tiny_config
 
-MODELS = (GEMMA2, GEMMA3, OLMO2, QWEN3, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE)
+MODELS = (GEMMA2, GEMMA3, OLMO2, PHI3, QWEN3, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE)
 IN_FLOATS = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
 
 

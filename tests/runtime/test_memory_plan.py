@@ -25,6 +25,7 @@ from jaxinfer.runtime.memory_plan import (
     smallest_share,
 )
 from pallas_kernels.backend import REFERENCE, Backend
+from tests.models.tiny_decoder import PHI3
 from tests.tiny import tensor_shapes, tiny_config
 
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4  # keys and values, 2 layers, 2 kv heads of 16, float32
@@ -309,6 +310,17 @@ def test_a_planned_int8_pool_is_cut_to_what_gpu_kernels_can_address(
         got = plan(model=decoder(**KERNELS), budget=gpu(16 << 30), kv_cache_dtype="int8")
     assert got.num_pages == MOST_PAGES
     assert f"the KV pool holds {MOST_PAGES} pages: " in caplog.text
+
+
+@pytest.mark.parametrize(("num_pages", "is_short"), [(20, True), (21, False)])
+def test_a_pool_of_short_texts_alone_says_that_they_turn_by_long_factors(
+    num_pages: int, is_short: bool, caplog: pytest.LogCaptureFixture
+):
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    says = {"type": "longrope", "original_max_position_embeddings": 320} | factors
+    with caplog.at_level(logging.WARNING):
+        plan(model=decoder(**PHI3, rope_scaling=says), kv_cache_bytes=num_pages * PAGE_BYTES)
+    assert ("--max-model-len 320 takes those for short ones" in caplog.text) == is_short
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])

@@ -10,7 +10,8 @@ from jaxinfer.models.family import Family
 from jaxinfer.models.hf_keys import HfKeys
 
 
-def _fields(keys: HfKeys) -> dict[str, Any]:
+def one_window(keys: HfKeys) -> dict[str, Any]:
+    """Of all layers, where the file has one."""
     if keys.get("sliding_window") is None:
         return {}
     return {
@@ -19,4 +20,4 @@ def _fields(keys: HfKeys) -> dict[str, Any]:
     }
 
 
-MISTRAL = Family(PreNormLayer, _fields, {"num_key_value_heads": 8})
+MISTRAL = Family(PreNormLayer, one_window, {"num_key_value_heads": 8})
