@@ -168,7 +168,7 @@ def _kernel(
     def store(total: jax.Array) -> None:
         plt.store(out.at[rows[:, None], cols[None, :]], total.astype(out.dtype), mask=is_inside)
 
-    is_used = block < plt.load(num_blocks.at[0])
+    is_used = block < plt.load(num_blocks.at[jnp.int32(0)])
 
     @pl.when(is_used)
     def _() -> None:
