@@ -1,11 +1,11 @@
-"""Whole steps of a 7B-shaped model, compiled for GPUs that are not here."""
+"""Whole steps of a 7B-shaped model and of others, compiled for GPUs that are not here."""
 
 from __future__ import annotations
 
 import pytest
 
 from bench.aot.launches import COMMAND_BUFFER, COPY, LOOP
-from bench.aot.programs import FORMATS, NUM_LAYERS
+from bench.aot.programs import FORMATS, LLAMA, MODELS, NUM_LAYERS
 from tests.aot.findings import FEW_LAYERS, Findings
 
 pytestmark = pytest.mark.aot
@@ -14,56 +14,66 @@ MIB = 1 << 20
 MOST_TEMPORARIES = {"decode": 24 * MIB, "prefill": 80 * MIB}
 INTEGER = ("IMMA", "IGMMA")  # products of int8
 every_kind = pytest.mark.parametrize("kind", ["decode", "prefill"])
-every_format = pytest.mark.parametrize("weights", FORMATS)
+every_model = pytest.mark.parametrize(
+    ("model", "weights"),
+    [
+        *((LLAMA, weights) for weights in FORMATS),
+        *((name, "bf16") for name in MODELS if name != LLAMA),
+    ],
+)
 
 
-@every_format
+@every_model
 @every_kind
-def test_a_step_is_one_graph(findings: Findings, kind: str, weights: str):
-    launches = findings.step(kind, weights).launches
+def test_a_step_is_one_graph(findings: Findings, kind: str, model: str, weights: str):
+    launches = findings.step(kind, model, weights).launches
     assert launches.count(COMMAND_BUFFER) == 1
     assert launches.outside_graphs() == []
     assert (launches.count(LOOP), launches.count(COPY), launches.library_calls()) == (0, 0, 0)
 
 
-@every_format
+@every_model
 @every_kind
-def test_a_step_writes_its_keys_and_values_in_place(findings: Findings, kind: str, weights: str):
-    model, facts = findings.model(weights), findings.step(kind, weights)
-    assert facts.memory.alias_bytes == model.pool_bytes()
-    assert model.pool_shape() not in facts.copied
+def test_a_step_writes_its_keys_and_values_in_place(
+    findings: Findings, kind: str, model: str, weights: str
+):
+    programs, facts = findings.model(model, weights), findings.step(kind, model, weights)
+    assert facts.memory.alias_bytes == programs.pool_bytes()
+    assert programs.pool_shape() not in facts.copied
 
 
-@every_format
+@every_model
 @every_kind
-def test_a_step_copies_no_weight(findings: Findings, kind: str, weights: str):
-    model, facts = findings.model(weights), findings.step(kind, weights)
-    turned = {shape[::-1] for shape in model.weight_shapes()}
-    assert not (model.weight_shapes() | turned) & set(facts.copied)
+def test_a_step_copies_no_weight(findings: Findings, kind: str, model: str, weights: str):
+    programs, facts = findings.model(model, weights), findings.step(kind, model, weights)
+    turned = {shape[::-1] for shape in programs.weight_shapes()}
+    assert not (programs.weight_shapes() | turned) & set(facts.copied)
 
 
-@every_format
+@every_model
 @every_kind
-def test_a_step_keeps_no_temporary_of_a_weights_size(findings: Findings, kind: str, weights: str):
-    facts = findings.step(kind, weights)
+def test_a_step_keeps_no_temporary_of_a_weights_size(
+    findings: Findings, kind: str, model: str, weights: str
+):
+    facts = findings.step(kind, model, weights)
     assert 0 < facts.memory.temp_bytes <= MOST_TEMPORARIES[kind]
 
 
-@every_format
+@every_model
 @every_kind
-def test_no_kernel_of_a_step_spills(findings: Findings, kind: str, weights: str):
-    kernels = findings.step(kind, weights).kernels
+def test_no_kernel_of_a_step_spills(findings: Findings, kind: str, model: str, weights: str):
+    kernels = findings.step(kind, model, weights).kernels
     assert len(kernels) > 10
     assert [kernel.name for kernel in kernels.values() if kernel.spill_bytes] == []
 
 
-@every_format
-def test_decode_and_prefill_use_the_same_instructions(findings: Findings, weights: str):
+@every_model
+def test_decode_and_prefill_use_the_same_instructions(findings: Findings, model: str, weights: str):
     """Or a token's bits would depend on which of them computed it. Sums of integers are exact."""
     decode, prefill = (
         {
             op
-            for k in findings.step(kind, weights).with_products().values()
+            for k in findings.step(kind, model, weights).with_products().values()
             for op in k.products()
             if not op.startswith(INTEGER)
         }
