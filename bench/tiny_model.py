@@ -23,7 +23,11 @@ POST_NORMS = ("post_attention", "post_feedforward")
 SANDWICH_NORMS = (*PRE_NORMS, "pre_feedforward", "post_feedforward")
 NORMS = {"gemma2": SANDWICH_NORMS, "gemma3_text": SANDWICH_NORMS, "olmo2": POST_NORMS}
 """By model_type; the others have PRE_NORMS."""
-NORMED_HEADS = ("gemma3_text", "qwen3")
+NORMED_HEADS = ("gemma3_text", "qwen3", "qwen3_moe")
+NORMED_WHOLE = ("olmo2", "olmoe")
+GATED = ("gate_proj", "up_proj", "down_proj")
+IN_FLOATS = (".gate", ".shared_expert_gate")
+"""Products that are never quantized end so."""
 X_SCALE = 4 / 127
 """Static scale of the inputs of every product: a few are beyond it."""
 
@@ -49,12 +53,43 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
     return config | changes
 
 
+EXPERTS = {
+    "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
+    "qwen2_moe": ("mlp", GATED),
+    "qwen3_moe": ("mlp", GATED),
+    "olmoe": ("mlp", GATED),
+}
+"""By model_type: where the experts are in a layer, and their products."""
+
+
+def gated(
+    name: str, dim: int, hidden: int, products: tuple[str, str, str] = GATED
+) -> dict[str, tuple[int, ...]]:
+    """The tensors of an MLP."""
+    gate, up, down = (f"{name}.{product}.weight" for product in products)
+    return {gate: (hidden, dim), up: (hidden, dim), down: (dim, hidden)}
+
+
+def experts(layer: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors of a sparse layer's mixture."""
+    place, products = EXPERTS[config["model_type"]]
+    dim, count = config["hidden_size"], config.get("num_experts") or config["num_local_experts"]
+    hidden = config.get("moe_intermediate_size", config["intermediate_size"])
+    shapes: dict[str, tuple[int, ...]] = {f"{layer}.{place}.gate.weight": (count, dim)}
+    for i in range(count):
+        shapes |= gated(f"{layer}.{place}.experts.{i}", dim, hidden, products)
+    if shared := config.get("shared_expert_intermediate_size"):
+        shapes |= gated(f"{layer}.mlp.shared_expert", dim, shared)
+        shapes[f"{layer}.mlp.shared_expert_gate.weight"] = (1, dim)
+    return shapes
+
+
 def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of such a checkpoint, in Hugging Face's words."""
     dim, mlp, vocab = (config[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
     q, kv = (config[k] * config["head_dim"] for k in ("num_attention_heads", "num_key_value_heads"))
     family = config["model_type"]
-    has_bias = config.get("attention_bias") or family == "qwen2"
+    has_bias = config.get("attention_bias") or family in ("qwen2", "qwen2_moe")
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (vocab, dim),
         "model.norm.weight": (dim,),
@@ -68,14 +103,13 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             f"{layer}.self_attn.k_proj.weight": (kv, dim),
             f"{layer}.self_attn.v_proj.weight": (kv, dim),
             f"{layer}.self_attn.o_proj.weight": (dim, q),
-            f"{layer}.mlp.gate_proj.weight": (mlp, dim),
-            f"{layer}.mlp.up_proj.weight": (mlp, dim),
-            f"{layer}.mlp.down_proj.weight": (dim, mlp),
         }
+        is_dense = family not in EXPERTS or i in config.get("mlp_only_layers", ())
+        shapes |= gated(f"{layer}.mlp", dim, mlp) if is_dense else experts(layer, config)
         shapes |= {f"{layer}.{x}_layernorm.weight": (dim,) for x in norms if x not in PRE_NORMS}
         if family in NORMED_HEADS:
             shapes |= {f"{layer}.self_attn.{x}_norm.weight": (config["head_dim"],) for x in "qk"}
-        if family == "olmo2":
+        if family in NORMED_WHOLE:
             shapes |= {f"{layer}.self_attn.{x}_norm.weight": (n,) for x, n in (("q", q), ("k", kv))}
         if has_bias:
             shapes |= {
@@ -114,7 +148,8 @@ def quantized_tensors(
     parts: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
         product = name.removesuffix(".weight")
-        kept = _format_of(product, quantization) if tensor.ndim == 2 else None
+        is_product = tensor.ndim == 2 and not product.endswith(IN_FLOATS)
+        kept = _format_of(product, quantization) if is_product else None
         if kept is None:
             parts[name] = tensor
             continue

@@ -1,4 +1,4 @@
-"""`python -m checkpoints quantize|compare|orbax`: flags -> what to do; others do it.
+"""`python -m checkpoints quantize|compare|orbax|safetensors`: flags -> what to do; others do it.
 
 Exit codes are serve.py's: 1 for what is wrong with a checkpoint or happens on the way, 2 for a
 command line or a file of texts that can't be used.
@@ -19,6 +19,7 @@ from checkpoints.errors import CheckpointError
 from checkpoints.formats import GROUP_SIZES, HEAD_FORMAT, WeightFormat
 from checkpoints.resolve import resolve
 from checkpoints.save_orbax import save_orbax
+from checkpoints.save_safetensors import save_safetensors
 from jaxinfer.config import KVCacheDtype
 from jaxinfer.errors import ConfigError, JaxInferError
 from jaxinfer.quantization.certification import REPORT_FILE, Order, certify
@@ -35,6 +36,7 @@ BITS = {"int8": 8, "int4": 4}
 GROUPS: dict[str, int | None] = {str(size): size for size in GROUP_SIZES} | {"none": None}
 DEFAULT_GROUP = {"int8": "none", "int4": "128"}
 ACTIVATIONS = {"float": "float", "int8": "int8", "int8-static": "int8_static"}
+FORMS = {"orbax": save_orbax, "safetensors": save_safetensors}
 HEADS = {"int8": HEAD_FORMAT, "float": None}
 
 
@@ -46,7 +48,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     commands = top.add_subparsers(dest="command", required=True)
     _add_quantize(commands.add_parser("quantize", help="make a quantized checkpoint, certified"))
     _add_compare(commands.add_parser("compare", help="measure one checkpoint against another"))
-    _add_orbax(commands.add_parser("orbax", help="write a checkpoint again in orbax's form"))
+    for form in FORMS:
+        _add_copy(commands.add_parser(form, help=f"write a checkpoint again, in {form}'s form"))
     return top.parse_args(argv)
 
 
@@ -94,7 +97,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     _add_measuring(parser)
 
 
-def _add_orbax(parser: argparse.ArgumentParser) -> None:
+def _add_copy(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", help="path, hub id or catalog name, quantized or not")
     add("--out", type=Path, required=True, metavar="DIR", help="a folder that is not there yet")
@@ -195,13 +198,13 @@ def _compare(given: argparse.Namespace) -> None:
     print(f"Wrote {order.out}")
 
 
-def _orbax(given: argparse.Namespace) -> None:
+def _copy(given: argparse.Namespace) -> None:
     with _opened(given) as checkpoint:
-        save_orbax(given.out, checkpoint)
+        FORMS[given.command](given.out, checkpoint)
     print(f"Wrote {given.out}")
 
 
-COMMANDS = {"quantize": _quantize, "compare": _compare, "orbax": _orbax}
+COMMANDS = {"quantize": _quantize, "compare": _compare} | dict.fromkeys(FORMS, _copy)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -130,6 +130,17 @@ def read_certificate(folder: Path) -> Certificate | None:
     return Certificate.from_json(read_json(path), str(path))
 
 
+def carried_certificate(folder: Path, version: str, copy: str) -> Certificate | None:
+    """The folder's, if it is of the weights that it has, for a copy of them in another form.
+
+    Args: version, copy: content versions of the two. Raises: as `read_certificate`.
+    """
+    found = read_certificate(folder)
+    if found is None or found.quantized != version:
+        return None
+    return dataclasses.replace(found, quantized=copy)
+
+
 def shipped_certificate(version: str, folder: Path = SHIPPED) -> Certificate | None:
     """The one that comes with this package for a version of quantized weights, or None.
 

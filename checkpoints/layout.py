@@ -1,20 +1,26 @@
 """Which tensors of a Hugging Face checkpoint models here know under other names.
 
-Where a family fuses products (Phi-3's `qkv_proj` and `gate_up_proj`), they are cut; a new form of a
-checkpoint is one more function here. Knows names and config keys, no bytes.
+Where a family fuses products (Phi-3's `qkv_proj` and `gate_up_proj`), they are cut; where it has a
+tensor for each expert, all experts' rows are laid one under the other; a new form of a checkpoint
+is one more function here. Knows names and config keys, no bytes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from checkpoints.arranged import ArrangedSource, Cut, Joined
 from checkpoints.source import TensorSource
 
 Parts = dict[str, Cut | Joined]
 
+_EXPERT = re.compile(
+    r"(.*\.)(?:mlp|block_sparse_moe)\.experts\.(\d{1,5})\.(\w+)\.(weight|q|scale|zero)"
+)
+_MIXTRAL_ROUTER = re.compile(r"(.*\.)block_sparse_moe\.gate\.weight")
+_MIXTRAL_PRODUCTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _FUSED = re.compile(r"(.*\.)(self_attn\.qkv_proj|mlp\.gate_up_proj)\.(weight|bias|q|scale|zero)")
 
 
@@ -24,7 +30,7 @@ def arranged(source: TensorSource, config: Mapping[str, Any], file: str) -> Tens
     Raises: CheckpointError for tensors that do not fit together.
     """
     names = source.names()
-    parts = _unfused(names, config)
+    parts = _unfused(names, config) | _joined_experts(names)
     return ArrangedSource(source, parts, file=file) if parts else source
 
 
@@ -60,5 +66,22 @@ def _unfused(names: Sequence[str], config: Mapping[str, Any]) -> Parts:
     return parts
 
 
-def _is_size(value: Any) -> bool:
+def _joined_experts(names: Sequence[str]) -> Parts:
+    """Where one of them is missing between others, all stay as they are: the loader names it."""
+    parts: Parts = {}
+    found: dict[str, dict[int, str]] = {}
+    for name in names:
+        if router := _MIXTRAL_ROUTER.fullmatch(name):
+            parts[f"{router[1]}mlp.gate.weight"] = Joined((name,))
+        elif expert := _EXPERT.fullmatch(name):
+            product = _MIXTRAL_PRODUCTS.get(expert[3], expert[3])
+            ours = f"{expert[1]}mlp.experts.{product}.{expert[4]}"
+            found.setdefault(ours, {})[int(expert[2])] = name
+    for ours, of in found.items():
+        if max(of) == len(of) - 1:
+            parts[ours] = Joined(tuple(of[index] for index in range(len(of))))
+    return parts
+
+
+def _is_size(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
-from checkpoints.certificate import CERTIFICATE_FILE, read_certificate
+from checkpoints.certificate import CERTIFICATE_FILE, carried_certificate
 from checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from checkpoints.content_hash import content_hash
 from checkpoints.errors import CheckpointError, first_line
@@ -42,10 +41,7 @@ def save_orbax(out: Path, original: Checkpoint) -> None:
 
 
 def _write_certificate(folder: Path, original: Checkpoint) -> None:
-    """The original's, if it is of its weights: these are the same numbers."""
-    found = read_certificate(original.path)
-    if found is None or found.quantized != original.version:
-        return
     files = [folder / CONFIG_FILE, folder / TOKENIZER_FILE, *orbax_files(folder)]
-    own = dataclasses.replace(found, quantized=content_hash(files))
-    (folder / CERTIFICATE_FILE).write_bytes(as_json(own.to_json()))
+    certificate = carried_certificate(original.path, original.version, content_hash(files))
+    if certificate is not None:
+        (folder / CERTIFICATE_FILE).write_bytes(as_json(certificate.to_json()))

@@ -1,12 +1,14 @@
 """Families that compute what Llama does not: the same bits in every circumstance.
 
 One layer of each type, requests shorter and longer than the window, which ends inside a page. A few
-circumstances of Gemma 2 (capped scores), Gemma 3 (two rotary bases) and SmolLM3 (layers that do not
-turn queries and keys) always run; the other families and all circumstances are slow.
+circumstances of Gemma 2 (capped scores), Gemma 3 (two rotary bases), SmolLM3 (layers that do not
+turn queries and keys) and of mixtures of experts always run; the other families and all
+circumstances are slow.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -15,14 +17,28 @@ from bench.exactness.circumstance import Lab
 from bench.exactness.probes import random_probes
 from bench.exactness.subject import Subject
 from bench.exactness.suite import cases, circumstances
+from checkpoints.formats import Quantization, WeightFormat
 from jaxinfer.build import build
-from tests.models.tiny_decoder import GEMMA2, GEMMA3, GRANITE, MISTRAL, OLMO2, QWEN3, SMOLLM3
+from tests.models.tiny_decoder import (
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    MISTRAL,
+    MIXTRAL,
+    OLMO2,
+    OLMOE,
+    QWEN2_MOE,
+    QWEN3,
+    QWEN3_MOE,
+    SMOLLM3,
+)
 from tests.tiny import tiny_engine_config, write_checkpoint
 
 PAGE_SIZE, NUM_PAGES, MAX_MODEL_LEN, WINDOW = 16, 160, 1024, 40
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4  # keys and values, 2 layers, 2 heads of 16 floats
 PROBES = random_probes((1, 17, WINDOW - 1, 128, 200), 250, seed=0)
 QUICK = ("7 neighbours", "chunks of 32", "a hit on 1 page", "preempted once")
+INT4 = Quantization(WeightFormat(4, 32, has_zero=True))
 WINDOWS: dict[str, Any] = {"sliding_window": WINDOW}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA2
@@ -34,8 +50,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": QWEN3 | WINDOWS | {"use_sliding_window": True, "max_window_layers": 1},
     "granite": GRANITE | {"residual_multiplier": 0.22, "embedding_multiplier": 12.0},
     "olmo2": OLMO2,
+    "mixtral": MIXTRAL | WINDOWS,
+    "qwen2 moe": QWEN2_MOE | {"mlp_only_layers": [1]},
+    "qwen3 moe": QWEN3_MOE,
+    "qwen3 moe in int4": QWEN3_MOE | {"quantization": INT4},
+    "olmoe": OLMOE,
 }
-ALWAYS = ("gemma2", "gemma3", "smollm3")
+ALWAYS = ("gemma2", "gemma3", "smollm3", "qwen2 moe")
 
 
 @pytest.fixture(
@@ -53,6 +74,7 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         kv_cache_bytes=NUM_PAGES * PAGE_SIZE * TOKEN_BYTES,
         max_num_seqs=8,
         max_num_batched_tokens=64,
+        max_kl=math.inf,
     )
     return Lab(Subject(build(config)), PROBES)
 

@@ -23,6 +23,11 @@ class KVCache(Protocol):
     jaxinfer/runtime/kv_cache.py.
     """
 
+    @property
+    def is_token(self) -> jax.Array | None:
+        """bool[T]: the others are padding; None: all are tokens."""
+        ...
+
     def attend(
         self,
         q: jax.Array,
@@ -50,6 +55,8 @@ class DenseKV:
     Call the model with the next tokens of the same sequence, in order; plain softmax over all of
     it, in float32.
     """
+
+    is_token = None
 
     def __init__(self, config: ModelConfig):
         empty = jnp.zeros((0, config.num_key_value_heads, config.head_dim), jnp.float32)

@@ -35,6 +35,18 @@ class LayerKind:
 
     attention: LayerType = FULL
     has_rope: bool = True  # False: its queries and keys are not turned
+    is_sparse: bool = False  # a mixture of experts stands in place of its MLP
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Of a sparse layer's mixture."""
+
+    count: int
+    per_token: int  # that a token's outputs are of
+    intermediate_size: int  # of each
+    normalizes: bool  # a token's weights are made to sum to 1
+    shared_intermediate_size: int | None = None  # of one that all tokens have; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,7 @@ class ModelConfig:
     residual_multiplier: float = 1.0  # of what attention and MLP add
     logits_scaling: float = 1.0  # logits are divided by it
     layer_kinds: tuple[LayerKind, ...] = ()  # of each layer; empty: all are LayerKind()
+    experts: Experts | None = None  # of sparse layers
     sliding_window: int | None = None  # tokens that a sliding layer sees, the newest included
 
     @property

@@ -89,7 +89,10 @@ class Decoder:
 
     def _spec(self, keys: tuple[Any, ...], shape: tuple[int, ...]) -> WeightSpec | ProductSpec:
         path = tuple(key.idx if isinstance(key, SequenceKey) else key.key for key in keys)
-        kept = self._format_of(path) if len(shape) == 2 else None
+        holder: Any = self.param_shapes
+        for key in path[:-1]:
+            holder = holder[key]
+        kept = None if path[-1] in holder else self._format_of(path)
         if kept is None:
             return WeightSpec(path, _names(path), shape)
         unpacked = self.arithmetic.is_unpacked

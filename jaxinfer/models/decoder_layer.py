@@ -14,6 +14,7 @@ from flax import nnx
 from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.attention import Attention, KVCache
 from jaxinfer.models.config import LayerKind, ModelConfig
+from jaxinfer.models.experts import SparseMLP
 from jaxinfer.models.layers import MLP, norm
 from jaxinfer.models.rope import Rope
 from pallas_kernels.rounded import rounded
@@ -23,7 +24,6 @@ MakeLayer = Callable[[ModelConfig, Arithmetic, LayerKind], nnx.Module]
 
 
 def feed_forward(config: ModelConfig, arithmetic: Arithmetic) -> MLP:
-    """What stands after attention: an MLP."""
     return MLP(
         config.hidden_size,
         config.intermediate_size,
@@ -45,7 +45,7 @@ class PreNormLayer(nnx.Module):
         self.input_layernorm = norm(config, arithmetic)
         self.self_attn = Attention(config, arithmetic.inside("self_attn"), kind)
         self.post_attention_layernorm = norm(config, arithmetic)
-        self.mlp = feed_forward(config, arithmetic.inside("mlp"))
+        self.mlp = self._mlp(config, arithmetic.inside("mlp"), kind)
         self.multiplier = config.residual_multiplier
 
     def __call__(self, x: jax.Array, rope: Rope, kv_cache: KVCache) -> jax.Array:
@@ -54,7 +54,21 @@ class PreNormLayer(nnx.Module):
             out = self.self_attn(self.input_layernorm(x), rope, kv_cache)
             x = x + scaled(out, self.multiplier)
         with jax.named_scope("mlp"):
-            return x + scaled(self.mlp(self.post_attention_layernorm(x)), self.multiplier)
+            normed, mlp = self.post_attention_layernorm(x), self.mlp
+            is_sparse = isinstance(mlp, SparseMLP)
+            out = mlp(normed, kv_cache.is_token) if is_sparse else mlp(normed)
+            return x + scaled(out, self.multiplier)
+
+    @staticmethod
+    def _mlp(config: ModelConfig, arithmetic: Arithmetic, kind: LayerKind) -> MLP | SparseMLP:
+        if not kind.is_sparse or config.experts is None:
+            return feed_forward(config, arithmetic)
+        return SparseMLP(
+            config.hidden_size,
+            config.experts,
+            arithmetic=arithmetic,
+            activation=config.hidden_act,
+        )
 
 
 class SandwichLayer(nnx.Module):

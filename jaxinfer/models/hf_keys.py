@@ -42,6 +42,9 @@ class HfKeys:
     def __init__(self, hf: Mapping[str, Any], defaults: Mapping[str, Any]):
         self._hf: dict[str, Any] = dict(defaults)
         self._hf |= {key: value for key, value in hf.items() if value is not None}
+        experts = hf.get("num_experts") or hf.get("num_local_experts")  # the same by either name
+        if experts is not None:
+            self._hf |= {"num_experts": experts, "num_local_experts": experts}
         # transformers 5 writes rope_parameters; older files rope_theta and rope_scaling.
         rope = self._hf.get("rope_parameters") or self._hf.get("rope_scaling") or {}
         if not isinstance(rope, Mapping):
@@ -61,6 +64,13 @@ class HfKeys:
     def whole(self, key: str) -> int:
         """A positive integer or 0."""
         return 0 if self._hf.get(key) == 0 else self.positive(key)
+
+    def at_most(self, key: str, limit: str) -> int:
+        """A positive integer that is not above that of another key."""
+        value, most = self.positive(key), self.positive(limit)
+        if value > most:
+            raise ConfigError(f"config.json: {key} must be at most {limit} ({most}); got {value}")
+        return value
 
     def number(self, key: str, *, default: float | None = None) -> float:
         """A positive one."""

@@ -19,9 +19,13 @@ from jaxinfer.models.families.gemma3 import GEMMA3
 from jaxinfer.models.families.granite import GRANITE
 from jaxinfer.models.families.llama import LLAMA
 from jaxinfer.models.families.mistral import MISTRAL
+from jaxinfer.models.families.mixtral import MIXTRAL
 from jaxinfer.models.families.olmo2 import OLMO2
+from jaxinfer.models.families.olmoe import OLMOE
 from jaxinfer.models.families.qwen2 import QWEN2
+from jaxinfer.models.families.qwen2_moe import QWEN2_MOE
 from jaxinfer.models.families.qwen3 import QWEN3
+from jaxinfer.models.families.qwen3_moe import QWEN3_MOE
 from jaxinfer.models.families.smollm3 import SMOLLM3
 from jaxinfer.models.family import Family
 from jaxinfer.models.kernel_limits import check_formats, check_kernels
@@ -33,9 +37,13 @@ FAMILIES = {
     "GraniteForCausalLM": GRANITE,
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": MISTRAL,
+    "MixtralForCausalLM": MIXTRAL,
     "Olmo2ForCausalLM": OLMO2,
+    "OlmoeForCausalLM": OLMOE,
     "Qwen2ForCausalLM": QWEN2,
+    "Qwen2MoeForCausalLM": QWEN2_MOE,
     "Qwen3ForCausalLM": QWEN3,
+    "Qwen3MoeForCausalLM": QWEN3_MOE,
     "SmolLM3ForCausalLM": SMOLLM3,
 }
 

@@ -131,6 +131,7 @@ class PagedKV:
         # An index past the pool is dropped by the scatter; -1 would wrap to the last page.
         self._page = jnp.where(positions >= 0, own_page, num_pages)
         self._slot = at % page_size
+        self.is_token = positions >= 0
 
     def attend(
         self,

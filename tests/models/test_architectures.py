@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from checkpoints.layout import arranged
 from checkpoints.load import load_params
 from jaxinfer.models.registry import FAMILIES, decoder_for
 from tests.held_tensors import Held
@@ -41,7 +42,10 @@ def test_the_golden_file_is_of_these_cases_and_weights():
 def test_logits_are_transformers(case: str, cuts: tuple[int, ...]):
     decoder = decoder_for(config_of(case), dtype=jnp.dtype("float32"))
     params = load_params(
-        Held(tensors_of(case)), decoder.weight_plan(), dtype=np.float32, file="tensors"
+        arranged(Held(tensors_of(case)), config_of(case), "tensors"),
+        decoder.weight_plan(),
+        dtype=np.float32,
+        file="tensors",
     )
     got = dense_logits(decoder, params, token_ids(case), cuts)[np.array(SHOWN)]
     want = np.array(RECORDED[case]["logits"])

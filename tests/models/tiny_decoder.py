@@ -26,6 +26,36 @@ QWEN3: dict[str, Any] = {"model_type": "qwen3", "architectures": ["Qwen3ForCausa
 SMOLLM3: dict[str, Any] = {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
 GRANITE: dict[str, Any] = {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
 OLMO2: dict[str, Any] = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+MIXTRAL: dict[str, Any] = {
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "intermediate_size": 24,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+}
+QWEN2_MOE: dict[str, Any] = {
+    "model_type": "qwen2_moe",
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+QWEN3_MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 9,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
+OLMOE: dict[str, Any] = {
+    "model_type": "olmoe",
+    "architectures": ["OlmoeForCausalLM"],
+    "intermediate_size": 24,
+    "num_experts": 7,
+    "num_experts_per_tok": 2,
+}
 GEMMA2: dict[str, Any] = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
 GEMMA3: dict[str, Any] = {
     "model_type": "gemma3_text",

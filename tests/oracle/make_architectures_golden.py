@@ -11,18 +11,19 @@ import hashlib
 import importlib.metadata
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM
 
 from tests.oracle.architectures import CASES, SHOWN, config_of, tensors_of, token_ids
 
 GOLDEN = Path(__file__).parents[1] / "data" / "architectures.json"
 PACKAGES = ("torch", "transformers", "numpy")
-IGNORED = ("architectures", "model_type")
 
 
 def weights_hash(case: str) -> str:
@@ -33,18 +34,39 @@ def weights_hash(case: str) -> str:
     return digest.hexdigest()
 
 
+def loaded(case: str) -> Any:
+    """The model, out of a folder as anyone would have it."""
+    config = {key: value for key, value in config_of(case).items() if value is not None}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config | {"pad_token_id": 0}))
+        save_file(tensors_of(case), Path(folder) / "model.safetensors", metadata={"format": "pt"})
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    assert not any(found.values()), found
+    return model
+
+
 @torch.inference_mode()
-def logits(case: str) -> np.ndarray:
-    """float32[SHOWN, V], in one pass without a cache."""
-    config = config_of(case)
-    arguments = {k: v for k, v in config.items() if k not in IGNORED and v is not None}
-    known: Any = AutoConfig.for_model(config["model_type"], **arguments | {"pad_token_id": 0})
-    model: Any = AutoModelForCausalLM.from_config(known, attn_implementation="eager")
-    state = {name: torch.from_numpy(rows) for name, rows in tensors_of(case).items()}
-    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
-    model.load_state_dict(state, strict=True)
-    out = model.eval()(torch.tensor([token_ids(case)]), use_cache=False).logits[0]
-    return out[list(SHOWN)].numpy()
+def logits(case: str, *, num_first: int | None = None) -> np.ndarray:
+    """float32[SHOWN, V], in one pass without a cache.
+
+    num_first: tokens of a first pass; the others come one by one, with a cache.
+    """
+    model = loaded(case).eval()
+    ids = torch.tensor([token_ids(case)])
+    if num_first is None:
+        return model(ids, use_cache=False).logits[0][list(SHOWN)].numpy()
+    parts, cache = [], None
+    for part in (ids[:, :num_first], *ids[:, num_first:].split(1, dim=1)):
+        out = model(part, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits[0])
+    return torch.cat(parts)[list(SHOWN)].numpy()
 
 
 def entry(case: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from checkpoints.certificate import read_certificate
 from checkpoints.checkpoint import open_checkpoint
 from checkpoints.formats import HEAD_FORMAT, WeightFormat
 from checkpoints.orbax import OrbaxSource
+from checkpoints.safetensors import SafetensorsSource
 from jaxinfer.errors import ConfigError
 from jaxinfer.offline import LLM
 from jaxinfer.quantization import certification
@@ -312,13 +313,18 @@ def test_static_activations_are_refused_with_a_small_set_and_its_numbers(
     assert not out.exists()
 
 
-def test_a_checkpoint_is_written_again_in_orbax_s_form(model: Path, tmp_path: Path):
-    out = tmp_path / "orbax"
-    assert main(["orbax", str(model), "--out", str(out), "--no-progress"]) == 0
+@pytest.mark.parametrize(
+    ("form", "kind"), [("orbax", OrbaxSource), ("safetensors", SafetensorsSource)]
+)
+def test_a_checkpoint_is_written_again_in_another_form(
+    model: Path, tmp_path: Path, form: str, kind: type
+):
+    out = tmp_path / form
+    assert main([form, str(model), "--out", str(out), "--no-progress"]) == 0
     found, original = open_checkpoint(out), open_checkpoint(model)
-    assert isinstance(found.source, OrbaxSource)
+    assert isinstance(found.source, kind)
     assert sorted(found.source.names()) == sorted(original.source.names())
-    assert main(["orbax", str(model), "--out", str(out)]) == 1
+    assert main([form, str(model), "--out", str(out)]) == 1
 
 
 def test_text_that_was_calibrated_on_is_no_held_out_text(
