@@ -48,6 +48,20 @@ MODELS = {
         "head_dim": 256,
         "sliding_window": 4096,
     },
+    "qwen3-moe": {  # 30B-A3B: 8 of 128 experts
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 8192,
+    },
 }
 FORMATS = {
     "bf16": None,
