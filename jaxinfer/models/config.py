@@ -97,6 +97,16 @@ class ModelConfig:
         return self.sliding_window if layer_type == SLIDING else None
 
     @property
+    def mlp_sizes(self) -> tuple[int, ...]:
+        """Intermediate sizes of all MLPs that layers have."""
+        kinds = {kind.is_sparse for kind in self.layer_kinds or (LayerKind(),)}
+        dense = (self.intermediate_size,) if False in kinds else ()
+        if self.experts is None:
+            return dense
+        shared = self.experts.shared_intermediate_size
+        return (*dense, self.experts.intermediate_size, *(() if shared is None else (shared,)))
+
+    @property
     def has_local_rope(self) -> bool:
         """Whether sliding layers have rotary tables of their own."""
         return self.rope_local_base_freq is not None

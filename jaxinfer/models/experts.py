@@ -98,7 +98,8 @@ class ExpertMLPs(nnx.Module):
         self.gate_proj = product("gate_proj", dim, experts.count * hidden)
         self.up_proj = product("up_proj", dim, experts.count * hidden)
         self.down_proj = product("down_proj", hidden, experts.count * dim)
-        self.sizes, self.activation = experts, activation
+        self.sizes = experts
+        self.activation: Activation = activation
 
     def __call__(
         self, x: jax.Array, chosen: jax.Array, weights: jax.Array, is_token: jax.Array | None

@@ -45,8 +45,9 @@ def check_formats(config: ModelConfig, quantization: Quantization, backend: Back
         )
     dim, heads = config.hidden_size, config.num_attention_heads * config.head_dim
     _check_depth(quantization.head, dim, backend)
+    deepest = max(dim, heads, *config.mlp_sizes)
     for kept in (quantization.weights, *dict(quantization.exceptions).values()):
-        _check_depth(kept, max(dim, config.intermediate_size, heads), backend)
+        _check_depth(kept, deepest, backend)
     head_bytes = config.vocab_size * dim if quantization.head else 0
     if backend.form != "reference" and LOWEST_BAD <= head_bytes < LOWEST_GOOD:
         raise ConfigError(

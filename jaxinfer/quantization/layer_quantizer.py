@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from checkpoints.certificate import LayerError
 from checkpoints.channel_scaling import search_scales
 from checkpoints.formats import WeightFormat
+from checkpoints.qtensor import QTensor
 from checkpoints.rounding import round_to_nearest
 from jaxinfer.errors import EngineFailure
 from jaxinfer.models.decoder import Decoder
@@ -67,6 +68,9 @@ class LayerQuantizer:
             for product in site.products:
                 self._round(f"layers.{index}.{product}", layer, product, found)
                 yield f"layers.{index}.{product}"
+        for product in filter(layer.has, self._sites.unseen):
+            self._keep(f"layers.{index}.{product}", layer, product, round_to_nearest, None)
+            yield f"layers.{index}.{product}"
 
     def _look_at(self, name: str, found: SiteInputs) -> None:
         if not np.isfinite(found.all_largest).all():
@@ -114,16 +118,31 @@ class LayerQuantizer:
         layer.scale_keys(keys, key_scales(queries, own))
 
     def _round(self, name: str, layer: LayerWeights, product: str, found: SiteInputs) -> None:
+        method, seed = self._recipe.method, self._seed
+
+        def by_method(weight: Floats, kept: WeightFormat) -> QTensor:
+            return rounded(weight, found, kept, method, seed=seed)
+
+        self._keep(name, layer, product, by_method, found.all_hessian)
+
+    def _keep(
+        self,
+        name: str,
+        layer: LayerWeights,
+        product: str,
+        make: Callable[[Floats, WeightFormat], QTensor],
+        hessian: Floats | None,
+    ) -> None:
         recipe, weight = self._recipe, layer.weight(product)
         kept = recipe.weights
-        quantized = rounded(weight, found, kept, recipe.method, seed=self._seed)
-        error = relative_error(weight, quantized, found.all_hessian)
+        quantized = make(weight, kept)
+        error = relative_error(weight, quantized, hessian)
         if recipe.keep_at_8_bits is not None and error > recipe.keep_at_8_bits:
             kept = self.exceptions[name] = recipe.spared
-            quantized = rounded(weight, found, kept, recipe.method, seed=self._seed)
-            error = relative_error(weight, quantized, found.all_hessian)
+            quantized = make(weight, kept)
+            error = relative_error(weight, quantized, hessian)
         nearest = round_to_nearest(weight, kept, search_clip=False)
         self.errors.append(
-            LayerError(name, kept.name, error, relative_error(weight, nearest, found.all_hessian))
+            LayerError(name, kept.name, error, relative_error(weight, nearest, hessian))
         )
         layer.quantize(product, quantized)

@@ -25,6 +25,13 @@ class LayerWeights:
         self._quantized: dict[str, QTensor] = {}
         self.x_scales: dict[str, float] = {}  # static, by the site's name
 
+    def has(self, product: str) -> bool:
+        """Whether the layer has such a product."""
+        found: Any = self.params
+        for part in product.split("."):
+            found = found.get(part, {})
+        return "weight" in found
+
     def weight(self, product: str) -> Floats:
         """float32[N, K]."""
         return self._module(product)["weight"]

@@ -44,8 +44,11 @@ def _weighted(weight: Floats, hessian: Floats, kept: WeightFormat) -> QTensor:
     return round_to_nearest(weight, kept, importance=np.diagonal(hessian))
 
 
-def relative_error(weight: Floats, quantized: QTensor, hessian: Floats) -> float:
-    """rms(x @ (w - w')) / rms(x @ w) over the inputs whose x.T @ x is hessian; 0 of nothing."""
+def relative_error(weight: Floats, quantized: QTensor, hessian: Floats | None) -> float:
+    """rms(x @ (w - w')) / rms(x @ w) over the inputs whose x.T @ x is hessian; 0 of nothing.
+
+    hessian: None: of inputs that are alike and independent.
+    """
     before = _energy(weight, hessian)
     return (
         float(np.sqrt(_energy(quantized.dequantized() - weight, hessian) / before))
@@ -54,5 +57,6 @@ def relative_error(weight: Floats, quantized: QTensor, hessian: Floats) -> float
     )
 
 
-def _energy(weight: Floats, hessian: Floats) -> float:
-    return max(0.0, float(np.sum((weight @ hessian) * weight, dtype=np.float64)))
+def _energy(weight: Floats, hessian: Floats | None) -> float:
+    product = weight if hessian is None else weight @ hessian
+    return max(0.0, float(np.sum(product * weight, dtype=np.float64)))

@@ -71,6 +71,11 @@ def quantize(
             "can't be scaled by channel; leave --kv-keys away"
         )
     if recipe.weights.activations == "int8_static":
+        if sites.unseen:
+            raise ConfigError(
+                f"{checkpoint.path}: an expert meets too few tokens of a calibration set for "
+                "static scales of its inputs; take --activations int8"
+            )
         check_enough(calibration, {})
     decoder = decoder_for(
         checkpoint.config,
@@ -81,7 +86,7 @@ def quantize(
     windows = _windows(checkpoint, calibration, decoder, seed)
     inputs = LayerInputs(decoder, sites.sites, recipe.weights.activations, windows)
     num_layers = decoder.config.num_hidden_layers
-    total = 1 + num_layers * sum(len(site.products) for site in sites.sites)
+    total = 1 + sum(_num_products(layer, sites) for layer in decoder.float_shapes["layers"])
 
     top = tensors.top()
     for name, array in leaves(top):
@@ -116,6 +121,13 @@ def sites_of(checkpoint: Checkpoint) -> LayerSites:
             f"{', '.join(map(str, names))}"
         )
     return found
+
+
+def _num_products(layer: dict[str, Any], sites: LayerSites) -> int:
+    """Of a layer's shapes."""
+    names = {name for name, _ in leaves(layer)}
+    unseen = sum(f"{product}.weight" in names for product in sites.unseen)
+    return unseen + sum(len(site.products) for site in sites.sites)
 
 
 def _check_floats(checkpoint: Checkpoint) -> None:

@@ -53,6 +53,8 @@ class LayerSites:
 
     sites: tuple[Site, ...]
     key_rows: KeyRows | None
+    unseen: tuple[str, ...] = ()  # products that are rounded to the nearest without looking at
+    # their inputs, where the layer has them: an expert meets only the tokens that choose it
 
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -81,6 +83,15 @@ GEMMA3 = LayerSites(
 
 GEMMA2 = replace(GEMMA3, key_rows=LLAMA.key_rows)
 QWEN3 = replace(LLAMA, key_rows=None)
+MIXTURE = LayerSites(
+    LLAMA.sites[:2],
+    LLAMA.key_rows,
+    tuple(
+        f"{mlp}.{product}_proj"
+        for mlp in ("mlp.experts", "mlp.shared_expert", "mlp")
+        for product in ("gate", "up", "down")
+    ),
+)
 OLMO2 = LayerSites((Site(_QKV, None), _OUT, Site(_GATE_UP, None), _DOWN), None)  # no norm before
 
 SITES = {
@@ -92,6 +103,10 @@ SITES = {
     "SmolLM3ForCausalLM": LLAMA,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
+    "MixtralForCausalLM": MIXTURE,
     "Olmo2ForCausalLM": OLMO2,
+    "OlmoeForCausalLM": replace(MIXTURE, key_rows=None),
+    "Qwen2MoeForCausalLM": MIXTURE,
+    "Qwen3MoeForCausalLM": replace(MIXTURE, key_rows=None),
 }
 """By the architecture in config.json, as jaxinfer/models/registry.py's FAMILIES."""

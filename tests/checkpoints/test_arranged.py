@@ -119,3 +119,41 @@ def test_a_source_with_our_names_stays_itself():
 def test_a_bad_config_is_left_to_the_model(key: str, value):
     held = Held({"model.layers.0.self_attn.qkv_proj.weight": numbers(24, 12)})
     assert arranged(held, PHI3 | {key: value}, "f") is held
+
+
+def one_by_one(prefix: str, products: dict[str, str], count: int = 3) -> dict[str, np.ndarray]:
+    return {
+        f"{prefix}.experts.{i}.{product}.weight": numbers(2, 4) + 100 * i + 10 * len(ours)
+        for i in reversed(range(count))
+        for product, ours in products.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("place", "products"),
+    [
+        ("mlp", {name: name for name in ("gate_proj", "up_proj", "down_proj")}),
+        ("block_sparse_moe", {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}),
+    ],
+)
+def test_experts_are_laid_one_under_the_other(place: str, products: dict[str, str]):
+    layer, router = "model.layers.1.", numbers(3, 4)
+    tensors = one_by_one(f"{layer}{place}", products)
+    source = arranged(Held(tensors | {f"{layer}{place}.gate.weight": router}), {}, "f")
+    expected = {
+        f"{layer}mlp.experts.{ours}.weight": np.concatenate(
+            [tensors[f"{layer}{place}.experts.{i}.{own}.weight"] for i in range(3)]
+        )
+        for own, ours in products.items()
+    } | {f"{layer}mlp.gate.weight": router}
+    assert sorted(source.names()) == sorted(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(source.read(name), array)
+        np.testing.assert_array_equal(source.read(name, (slice(1, 3),)), array[1:3])
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_where_an_expert_lacks_a_part_the_others_stay_as_they_are(missing: int):
+    tensors = one_by_one("model.layers.1.mlp", {"up_proj": "up_proj"})
+    del tensors[f"model.layers.1.mlp.experts.{missing}.up_proj.weight"]
+    assert sorted(arranged(Held(tensors), {}, "f").names()) == sorted(tensors)

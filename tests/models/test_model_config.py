@@ -7,15 +7,19 @@ from typing import Any
 import pytest
 
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.config import ModelConfig, RopeScaling
+from jaxinfer.models.config import Experts, ModelConfig, RopeScaling
 from jaxinfer.models.registry import model_config
 from tests.models.tiny_decoder import (
     GEMMA2,
     GEMMA3,
     GRANITE,
     MISTRAL,
+    MIXTRAL,
+    OLMOE,
     QWEN2,
+    QWEN2_MOE,
     QWEN3,
+    QWEN3_MOE,
     SMOLLM3,
 )
 from tests.tiny import tiny_config
@@ -276,3 +280,43 @@ def test_gemma3s_absent_keys_have_transformers_defaults():
 def test_gemma3_with_what_is_not_supported_is_refused(changes: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         read(**GEMMA3 | changes)
+
+
+def test_mixtures_say_what_their_experts_are():
+    mixtral = read(**MIXTRAL).experts
+    assert mixtral == Experts(5, 2, 24, normalizes=True)
+    qwen2 = read(**QWEN2_MOE | {"mlp_only_layers": [1]})
+    assert qwen2.experts == Experts(6, 3, 24, normalizes=False, shared_intermediate_size=40)
+    assert [kind.is_sparse for kind in qwen2.layer_kinds] == [True, False]
+    assert (qwen2.qkv_bias, qwen2.mlp_sizes) == (True, (80, 24, 40))
+    every_other = read(**QWEN3_MOE | {"decoder_sparse_step": 2, "num_hidden_layers": 5})
+    assert [kind.is_sparse for kind in every_other.layer_kinds] == [False, True] * 2 + [False]
+    assert read(**OLMOE).mlp_sizes == (24,)
+
+
+@pytest.mark.parametrize("family", [MIXTRAL, QWEN3_MOE])
+def test_the_number_of_experts_has_two_names(family: dict[str, Any]):
+    gone = {"num_experts": None, "num_local_experts": None}
+    for name in gone:
+        found = read(**family | gone | {name: 11}).experts
+        assert found is not None
+        assert found.count == 11
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        (QWEN3_MOE, {"num_experts_per_tok": 10}, r"at most num_experts \(9\); got 10"),
+        (MIXTRAL, {"num_experts_per_tok": 6}, r"at most num_local_experts \(5\); got 6"),
+        (MIXTRAL, {"num_local_experts": 0}, "num_local_experts must be a positive integer; got 0"),
+        (QWEN2_MOE, {"norm_topk_prob": 1}, "norm_topk_prob must be true or false; got 1"),
+        (QWEN2_MOE, {"mlp_only_layers": 3}, "mlp_only_layers must be a list of layers; got 3"),
+        (QWEN2_MOE, {"moe_intermediate_size": "x"}, "moe_intermediate_size must be a positive"),
+        (OLMOE, {"clip_qkv": 8.0}, "clip_qkv must be absent or off; got 8.0"),
+    ],
+)
+def test_a_mixture_that_is_none_is_refused(
+    family: dict[str, Any], changes: dict[str, Any], message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        read(**family | changes)

@@ -25,7 +25,7 @@ from jaxinfer.quantization.calibration_set import CalibrationSet, Kind
 from jaxinfer.quantization.quantizer import Quantized, quantize
 from jaxinfer.quantization.recipe import Recipe
 from tests.held_tensors import Held
-from tests.models.tiny_decoder import GEMMA3
+from tests.models.tiny_decoder import GEMMA3, QWEN2_MOE
 from tests.quantization.calibration_world import random_set
 from tests.tiny import write_checkpoint
 
@@ -105,6 +105,22 @@ def test_progress_counts_every_product_once(int4: Made):
     assert [done for _, done, _ in int4.progress] == [*range(1, 16)]
     assert {total for _, _, total in int4.progress} == {15}
     assert int4.progress[-1][0] == "layers.1.mlp.down_proj"
+
+
+def test_experts_are_rounded_to_the_nearest_and_routers_stay(tmp_path: Path):
+    model = write_checkpoint(tmp_path / "moe", **QWEN2_MOE, mlp_only_layers=[1])
+    found = made(model, Recipe(WeightFormat(8, 32), method="gptq", migrate=False))
+    errors = {error.product: error for error in found.quantized.layer_errors}
+    assert {total for _, _, total in found.progress} == {1 + 4 + 6 + 4 + 3} == {1 + len(errors)}
+    assert 0 < errors["layers.0.mlp.experts.up_proj"].error < 0.01
+    assert found.tensors["model.layers.0.mlp.experts.down_proj.q"].shape == (6 * 48, 24)
+    assert "model.layers.0.mlp.gate.weight" in found.tensors
+    whole = logits_of(model, None, None)
+    eight = logits_of(model, found.tensors, found.quantized.quantization)
+    assert 0 < np.abs(eight - whole).mean() < 0.1
+    static = Recipe(WeightFormat(8, activations="int8_static"), method="nearest")
+    with pytest.raises(ConfigError, match="an expert meets too few tokens"):
+        made(model, static)
 
 
 @pytest.mark.slow
