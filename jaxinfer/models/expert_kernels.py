@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from jax.typing import DTypeLike
 
@@ -27,7 +29,11 @@ def kernel_product(
     out_dtype: DTypeLike,
 ) -> jax.Array:
     """float[B * R, in] -> out_dtype[B * R, out], each block by its own expert."""
-    options = {"num_experts": num_experts, "out_dtype": out_dtype, "backend": product.backend}
+    options: dict[str, Any] = {
+        "num_experts": num_experts,
+        "out_dtype": out_dtype,
+        "backend": product.backend,
+    }
     blocks = layout.experts, layout.num_blocks
     if isinstance(product, Linear):
         return expert_matmul(x, product.weight[...], *blocks, **options)

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.aot
 
 MIB = 1 << 20
 MOST_TEMPORARIES = {"decode": 24 * MIB, "prefill": 80 * MIB}
+COPIES = {"qwen3-moe": FEW_LAYERS}  # of the experts that a layer's tokens choose: to be sorted
 INTEGER = ("IMMA", "IGMMA")  # products of int8
 every_kind = pytest.mark.parametrize("kind", ["decode", "prefill"])
 every_model = pytest.mark.parametrize(
@@ -29,7 +30,8 @@ def test_a_step_is_one_graph(findings: Findings, kind: str, model: str, weights:
     launches = findings.step(kind, model, weights).launches
     assert launches.count(COMMAND_BUFFER) == 1
     assert launches.outside_graphs() == []
-    assert (launches.count(LOOP), launches.count(COPY), launches.library_calls()) == (0, 0, 0)
+    assert (launches.count(LOOP), launches.library_calls()) == (0, 0)
+    assert launches.count(COPY) <= COPIES.get(model, 0)
 
 
 @every_model
@@ -82,9 +84,10 @@ def test_decode_and_prefill_use_the_same_instructions(findings: Findings, model:
     assert decode == prefill
 
 
-def test_products_and_attention_are_our_own(findings: Findings):
+@pytest.mark.parametrize("model", MODELS)
+def test_products_and_attention_are_our_own(findings: Findings, model: str):
     """What XLA makes of a product depends on its shape."""
-    facts = findings.step("decode")
+    facts = findings.step("decode", model)
     assert set(facts.with_products()) <= facts.ours
     assert {"rms_norm", "kv_write"} <= facts.ours
 
