@@ -12,6 +12,7 @@ pytestmark = pytest.mark.aot
 
 MIB = 1 << 20
 MOST_TEMPORARIES = {"decode": 24 * MIB, "prefill": 80 * MIB}
+MORE_TEMPORARIES = {"qwen3-moe": 32 * MIB}  # a token has a row with each of its 8 experts
 COPIES = {"qwen3-moe": FEW_LAYERS}  # of the experts that a layer's tokens choose: to be sorted
 INTEGER = ("IMMA", "IGMMA")  # products of int8
 every_kind = pytest.mark.parametrize("kind", ["decode", "prefill"])
@@ -58,7 +59,8 @@ def test_a_step_keeps_no_temporary_of_a_weights_size(
     findings: Findings, kind: str, model: str, weights: str
 ):
     facts = findings.step(kind, model, weights)
-    assert 0 < facts.memory.temp_bytes <= MOST_TEMPORARIES[kind]
+    most = MOST_TEMPORARIES[kind] + MORE_TEMPORARIES.get(model, 0)
+    assert 0 < facts.memory.temp_bytes <= most
 
 
 @every_model
