@@ -23,9 +23,9 @@ from pallas_kernels.backend import INT4_TILES, REFERENCE, Backend
 from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.split_product import (
     Ref,
+    TiledProduct,
     load_line,
     load_tile,
-    plan_product,
     product,
     scaled,
     split_product,
@@ -54,9 +54,21 @@ def int4_matmul(
     Returns: out_dtype[M, N].
     Raises: ValueError naming the argument whose shape or dtype does not fit.
     """
-    group_size = _group_size(x, packed, scale, zero)
     if backend.form == "reference":
         return int4_matmul_reference(x, packed, scale, zero, out_dtype=out_dtype)
+    return split_product(
+        int4_product(x, packed, scale, zero, backend),
+        out_dtype=out_dtype,
+        backend=backend,
+        name="int4_matmul",
+    )
+
+
+def int4_product(
+    x: jax.Array, packed: jax.Array, scale: jax.Array, zero: jax.Array | None, backend: Backend
+) -> TiledProduct:
+    """What int4_matmul computes, for the kernels. Raises: ValueError as it does."""
+    group_size = _group_size(x, packed, scale, zero)
     check_not_empty(x=x, packed=packed)
     (num_rows, k), num_cols = x.shape, packed.shape[0]
     tiles = INT4_TILES[backend.gpu].choices(
@@ -64,8 +76,6 @@ def int4_matmul(
     )
     is_per_channel = scale.shape[0] == 1
     half, width = (tiles[0].depth if is_per_channel else group_size) // 2, packed.shape[1]
-    num_steps = pl.cdiv(width, half)
-    plan = plan_product(tiles, (num_rows, num_cols), num_steps, 2 * half, backend)
     has_rest = width % half != 0
     byte_limit = width if has_rest else None
     limit = k if has_rest or k < 2 * width else None
@@ -93,19 +103,14 @@ def int4_matmul(
             return lax.fori_loop(first, end, lambda n, total: part(n, total, zeros), start)
         return sum_groups(lambda g, now: part(g, start, now[:-1]), more, rows, cols, first, end)
 
-    return split_product(
+    return TiledProduct(
         partial,
-        [
-            x,
-            packed,
-            *([] if zero is None else [zero]),
-            *([] if is_per_channel else [scale]),
-        ],
-        plan,
+        [x, packed, *([] if zero is None else [zero]), *([] if is_per_channel else [scale])],
+        (num_rows, num_cols),
+        tiles,
+        pl.cdiv(width, half),
+        2 * half,
         col_scale=scale if is_per_channel else None,
-        out_dtype=out_dtype,
-        backend=backend,
-        name="int4_matmul",
     )
 
 

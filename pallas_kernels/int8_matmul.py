@@ -19,9 +19,9 @@ from pallas_kernels.backend import INT8_TILES, REFERENCE, Backend
 from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.split_product import (
     Ref,
+    TiledProduct,
     add_step,
     load_line,
-    plan_product,
     product,
     scaled,
     split_product,
@@ -50,9 +50,21 @@ def int8_matmul(
     Returns: out_dtype[M, N].
     Raises: ValueError naming the argument whose shape or dtype does not fit.
     """
-    group_size = _group_size(x, q, scale, zero)
     if backend.form == "reference":
         return int8_matmul_reference(x, q, scale, zero, out_dtype=out_dtype)
+    return split_product(
+        int8_product(x, q, scale, zero, backend),
+        out_dtype=out_dtype,
+        backend=backend,
+        name="int8_matmul",
+    )
+
+
+def int8_product(
+    x: jax.Array, q: jax.Array, scale: jax.Array, zero: jax.Array | None, backend: Backend
+) -> TiledProduct:
+    """What int8_matmul computes, for the kernels. Raises: ValueError as it does."""
+    group_size = _group_size(x, q, scale, zero)
     check_not_empty(x=x, q=q)
     (num_rows, k), num_cols = x.shape, q.shape[0]
     tiles = INT8_TILES[backend.gpu].choices(
@@ -60,7 +72,6 @@ def int8_matmul(
     )
     is_per_channel = scale.shape[0] == 1
     depth = tiles[0].depth if is_per_channel else group_size
-    plan = plan_product(tiles, (num_rows, num_cols), pl.cdiv(k, depth), depth, backend)
 
     def partial(
         refs: Sequence[Ref], rows: jax.Array, cols: jax.Array, first: jax.Array, end: jax.Array
@@ -74,14 +85,14 @@ def int8_matmul(
             return lax.fori_loop(first, end, lambda n, total: part(n, total, zeros), start)
         return sum_groups(lambda g, now: part(g, start, now[:-1]), refs[2:], rows, cols, first, end)
 
-    return split_product(
+    return TiledProduct(
         partial,
         [x, q, *([] if zero is None else [zero]), *([] if is_per_channel else [scale])],
-        plan,
+        (num_rows, num_cols),
+        tiles,
+        pl.cdiv(k, depth),
+        depth,
         col_scale=scale if is_per_channel else None,
-        out_dtype=out_dtype,
-        backend=backend,
-        name="int8_matmul",
     )
 
 

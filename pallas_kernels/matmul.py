@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.backend import DENSE_TILES, REFERENCE, Backend
 from pallas_kernels.empty_axes import check_not_empty
-from pallas_kernels.split_product import Ref, add_step, plan_product, split_product
+from pallas_kernels.split_product import Ref, TiledProduct, add_step, split_product
 
 
 def matmul(
@@ -39,11 +39,17 @@ def matmul(
     _check(x, weight)
     if backend.form == "reference" or not backend.is_exact:
         return matmul_reference(x, weight, out_dtype=out_dtype)
+    product = dense_product(x, weight, backend)
+    return split_product(product, out_dtype=out_dtype, backend=backend, name="matmul")
+
+
+def dense_product(x: jax.Array, weight: jax.Array, backend: Backend) -> TiledProduct:
+    """What matmul computes in the kernels, always exact. Raises: ValueError as it does."""
+    _check(x, weight)
     check_not_empty(x=x, weight=weight)
     (num_rows, k), num_cols = x.shape, weight.shape[0]
     tiles = DENSE_TILES[backend.gpu].choices(is_single=x.dtype == jnp.float32, is_exact=True)
     depth = tiles[0].depth
-    plan = plan_product(tiles, (num_rows, num_cols), pl.cdiv(k, depth), depth, backend)
 
     def partial(
         refs: Sequence[Ref], rows: jax.Array, cols: jax.Array, first: jax.Array, end: jax.Array
@@ -54,9 +60,8 @@ def matmul(
         start = jnp.zeros((rows.size, cols.size), jnp.float32)
         return lax.fori_loop(first, end, step, start)
 
-    return split_product(
-        partial, (x, weight), plan, out_dtype=out_dtype, backend=backend, name="matmul"
-    )
+    shape = num_rows, num_cols
+    return TiledProduct(partial, (x, weight), shape, tiles, pl.cdiv(k, depth), depth)
 
 
 def matmul_reference(

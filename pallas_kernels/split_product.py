@@ -5,7 +5,8 @@ sums are added in order. Few rows: each split is a block of the grid, so that a 
 fills the GPU, and XLA adds the partial sums. Many rows: a block computes all splits of its tile and
 adds them itself. Both make the same additions, so a row has the same bits either way.
 
-What a tile is multiplied from is the caller's (matmul, int8_matmul, int4_matmul, w8a8_matmul).
+What a tile is multiplied from is the caller's (matmul, int8_matmul, int4_matmul, w8a8_matmul), and
+the same in a mixture of experts (expert_matmul_gpu).
 """
 
 from __future__ import annotations
@@ -29,7 +30,36 @@ MOST_SPLITS = 16
 Ref = Any  # a Pallas reference; its type is not public
 Partial = Callable[[Sequence[Ref], jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 """(operands, rows int32[BM], cols int32[BN], first step, end step) -> [BM, BN], the sum over these
-steps of K."""
+steps of K. Rows of x or of the weight past the last are 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class TiledProduct:
+    """How tiles of a product are computed."""
+
+    partial: Partial  # one tile's sum over some steps, of sum_dtype
+    operands: Sequence[jax.Array]
+    shape: tuple[int, int]  # (M, N)
+    tiles: Sequence[MatmulTile]  # by rising number of rows
+    num_steps: int  # that K takes, of depth elements
+    depth: int
+    row_scale: jax.Array | None = None  # float32[1, M]
+    col_scale: jax.Array | None = None  # float32[1, N]
+    sum_dtype: DTypeLike = jnp.float32
+
+    @property
+    def scales(self) -> list[jax.Array]:
+        """Those that there are."""
+        return [scale for scale in (self.row_scale, self.col_scale) if scale is not None]
+
+    def loaded_scales(
+        self, refs: Sequence[Ref], rows: jax.Array, cols: jax.Array
+    ) -> tuple[jax.Array | None, jax.Array | None]:
+        """In a program, of its rows and columns."""
+        left = iter(refs)
+        row = None if self.row_scale is None else load_line(next(left), 0, rows)
+        col = None if self.col_scale is None else load_line(next(left), 0, cols)
+        return row, col
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +94,7 @@ def plan_product(
         backend: one that is not exact splits only where the rows leave the GPU idle.
     """
     num_rows, num_cols = shape
-    tile = next((tile for tile in choices if tile.rows >= num_rows), choices[-1])
+    tile = tile_for(choices, num_rows)
     blocks = MATMUL_BLOCKS[backend.gpu]
     num_tiles = pl.cdiv(num_rows, tile.rows) * pl.cdiv(num_cols, tile.cols)
     one_row_of_tiles = pl.cdiv(num_cols, choices[0].cols)
@@ -77,30 +107,19 @@ def plan_product(
     return SplitPlan(tile, num_rows, num_cols, num_steps, split_steps, is_in_grid)
 
 
+def tile_for(choices: Sequence[MatmulTile], num_rows: int) -> MatmulTile:
+    """The first that holds them, or else the last."""
+    return next((tile for tile in choices if tile.rows >= num_rows), choices[-1])
+
+
 def split_product(
-    partial: Partial,
-    operands: Sequence[jax.Array],
-    plan: SplitPlan,
-    *,
-    row_scale: jax.Array | None = None,
-    col_scale: jax.Array | None = None,
-    sum_dtype: DTypeLike = jnp.float32,
-    out_dtype: DTypeLike,
-    backend: Backend,
-    name: str,
+    product: TiledProduct, *, out_dtype: DTypeLike, backend: Backend, name: str
 ) -> jax.Array:
-    """[M, N] of out_dtype: the splits' sums, in order, times the scales.
-
-    Args:
-        partial: computes one tile's sum over some steps, of sum_dtype.
-        row_scale, col_scale: float32[1, M] and float32[1, N].
-    """
+    """[M, N] of out_dtype: the splits' sums, in order, times the scales."""
+    plan = plan_product(product.tiles, product.shape, product.num_steps, product.depth, backend)
     tile, in_grid = plan.tile, plan.num_splits if plan.is_in_grid else 1
-    scales = [scale for scale in (row_scale, col_scale) if scale is not None]
 
-    def kernel(*refs: Ref) -> None:
-        *inputs, out = refs
-        values, scale_refs = inputs[: len(operands)], inputs[len(operands) :]
+    def kernel(operands: Sequence[Ref], scales: Sequence[Ref], out: Ref) -> None:
         rows = pl.program_id(0) * tile.rows + lax.iota(jnp.int32, tile.rows)
         cols = pl.program_id(1) * tile.cols + lax.iota(jnp.int32, tile.cols)
         is_inside = (rows < plan.num_rows)[:, None] & (cols < plan.num_cols)[None, :]
@@ -110,12 +129,13 @@ def split_product(
             end = first + plan.split_steps
             if plan.num_steps % plan.split_steps:
                 end = jnp.minimum(end, plan.num_steps)
-            return _plain_zeros(partial(values, rows, cols, first, end))
+            return plain_zeros(product.partial(operands, rows, cols, first, end))
 
         def all_splits() -> jax.Array:
             if plan.num_splits == 1:
                 return split(jnp.int32(0))
-            nothing = jnp.full((tile.rows, tile.cols), -0.0, sum_dtype)  # -0.0 + x has x's bits
+            # -0.0 + x has x's bits.
+            nothing = jnp.full((tile.rows, tile.cols), -0.0, product.sum_dtype)
             return lax.fori_loop(0, plan.num_splits, lambda s, total: total + split(s), nothing)
 
         if plan.is_in_grid:
@@ -123,9 +143,7 @@ def split_product(
             at = out.at[(number * plan.num_rows + rows)[:, None], cols[None, :]]
             plt.store(at, split(number), mask=is_inside)
             return
-        loaded = iter(scale_refs)
-        row = None if row_scale is None else load_line(next(loaded), 0, rows)
-        col = None if col_scale is None else load_line(next(loaded), 0, cols)
+        row, col = product.loaded_scales(scales, rows, cols)
         total = scaled(all_splits(), row, col).astype(out.dtype)
         plt.store(out.at[rows[:, None], cols[None, :]], total, mask=is_inside)
 
@@ -137,23 +155,24 @@ def split_product(
             in_grid,
         ),
         out_shape=jax.ShapeDtypeStruct(
-            (in_grid * plan.num_rows, plan.num_cols), sum_dtype if plan.is_in_grid else out_dtype
+            (in_grid * plan.num_rows, plan.num_cols),
+            product.sum_dtype if plan.is_in_grid else out_dtype,
         ),
         compiler_params=plt.CompilerParams(num_warps=tile.num_warps, num_stages=tile.num_stages),
         interpret=backend.form == "interpret",
         name=name,
-    )(*operands, *([] if plan.is_in_grid else scales))
+    )(list(product.operands), [] if plan.is_in_grid else product.scales)
     if not plan.is_in_grid:
         return result
     total = result[: plan.num_rows]
     for start in range(plan.num_rows, in_grid * plan.num_rows, plan.num_rows):
         total = total + result[start : start + plan.num_rows]
-    row = None if row_scale is None else row_scale[0]
-    col = None if col_scale is None else col_scale[0]
+    row = None if product.row_scale is None else product.row_scale[0]
+    col = None if product.col_scale is None else product.col_scale[0]
     return scaled(total, row, col).astype(out_dtype)
 
 
-def _plain_zeros(total: jax.Array) -> jax.Array:
+def plain_zeros(total: jax.Array) -> jax.Array:
     """Without -0: on Hopper a first product that is unrolled has nothing to be added to, one in a
     loop is added to 0, and so the sign of a sum of zeros would follow the number of steps.
     """

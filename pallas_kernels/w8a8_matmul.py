@@ -20,8 +20,8 @@ from pallas_kernels.empty_axes import check_not_empty
 from pallas_kernels.kv_write import nearest_integers, quantize, short_scale
 from pallas_kernels.split_product import (
     Ref,
+    TiledProduct,
     add_step,
-    plan_product,
     product,
     scaled,
     split_product,
@@ -49,14 +49,25 @@ def w8a8_matmul(
     Returns: out_dtype[M, N].
     Raises: ValueError naming the argument whose shape or dtype does not fit.
     """
-    _check(xq, x_scale, q, scale)
     if backend.form == "reference":
         return w8a8_matmul_reference(xq, x_scale, q, scale, out_dtype=out_dtype)
+    return split_product(
+        w8a8_product(xq, x_scale, q, scale, backend),
+        out_dtype=out_dtype,
+        backend=backend,
+        name="w8a8_matmul",
+    )
+
+
+def w8a8_product(
+    xq: jax.Array, x_scale: jax.Array, q: jax.Array, scale: jax.Array, backend: Backend
+) -> TiledProduct:
+    """What w8a8_matmul computes, for the kernels. Raises: ValueError as it does."""
+    _check(xq, x_scale, q, scale)
     check_not_empty(xq=xq, q=q)
     (num_rows, k), num_cols = xq.shape, q.shape[0]
     tiles = W8A8_TILES[backend.gpu].choices(is_single=False, is_exact=True)
     depth = tiles[0].depth
-    plan = plan_product(tiles, (num_rows, num_cols), pl.cdiv(k, depth), depth, backend)
 
     def partial(
         refs: Sequence[Ref], rows: jax.Array, cols: jax.Array, first: jax.Array, end: jax.Array
@@ -66,16 +77,16 @@ def w8a8_matmul(
 
         return lax.fori_loop(first, end, step, jnp.zeros((rows.size, cols.size), jnp.int32))
 
-    return split_product(
+    return TiledProduct(
         partial,
         (xq, q),
-        plan,
+        (num_rows, num_cols),
+        tiles,
+        pl.cdiv(k, depth),
+        depth,
         row_scale=x_scale[None, :],
         col_scale=scale[None, :],
         sum_dtype=jnp.int32,
-        out_dtype=out_dtype,
-        backend=backend,
-        name="w8a8_matmul",
     )
 
 
@@ -90,6 +101,7 @@ def w8a8_matmul_reference(
 ) -> jax.Array:
     """What w8a8_matmul computes, by XLA."""
     del backend
+    _check(xq, x_scale, q, scale)
     return scaled(product(xq, q, jnp.int32), x_scale, scale).astype(out_dtype)
 
 

@@ -13,6 +13,7 @@ import pytest
 from jaxinfer.config import SamplingParams
 from jaxinfer.offline import LLM, Generation
 from pallas_kernels import attention_segments
+from tests.models.tiny_decoder import QWEN3_MOE
 from tests.tiny import tiny_engine_config, write_checkpoint
 from tests.tiny_llm import SMALL
 
@@ -29,11 +30,14 @@ DRAWN = SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, seed=3, logpro
 
 
 def engine(
-    factory: pytest.TempPathFactory, form: Literal["interpret", "reference"], dtype: str = "float32"
+    factory: pytest.TempPathFactory,
+    form: Literal["interpret", "reference"],
+    dtype: str = "float32",
+    **changes: Any,
 ) -> LLM:
     """Its steps are one program, as on a GPU."""
     model, cache = (factory.mktemp(name) for name in ("model", "cache"))
-    write_checkpoint(model, **MODEL)
+    write_checkpoint(model, **MODEL | changes)
     fields = SMALL | {"step_programs": "fused", "kernel_backend": form, "dtype": dtype}
     return LLM(config=tiny_engine_config(model, cache, **fields))
 
@@ -55,15 +59,18 @@ def logprobs(generation: Generation) -> list[float]:
     return [token.logprob for token in generation.choices[0].logprobs]
 
 
-def test_tokens_are_those_of_the_reference(
-    interpreted: LLM, tmp_path_factory: pytest.TempPathFactory
-):
-    reference = engine(tmp_path_factory, "reference")
+def same_tokens(interpreted: LLM, reference: LLM) -> None:
     for params in (GREEDY, DRAWN):
         got, want = (llm.generate(PROMPTS, params) for llm in (interpreted, reference))
         for ours, theirs in zip(got, want, strict=True):
             assert ours.token_ids == theirs.token_ids
             np.testing.assert_allclose(logprobs(ours), logprobs(theirs), atol=1e-4)
+
+
+def test_tokens_are_those_of_the_reference(
+    interpreted: LLM, tmp_path_factory: pytest.TempPathFactory
+):
+    same_tokens(interpreted, engine(tmp_path_factory, "reference"))
 
 
 def company_changes_no_bit(llm: LLM) -> None:
@@ -84,3 +91,10 @@ def test_company_changes_no_bit_of_bfloat16_whose_tiles_are_others(
     tmp_path_factory: pytest.TempPathFactory,
 ):
     company_changes_no_bit(engine(tmp_path_factory, "interpret", "bfloat16"))
+
+
+@pytest.mark.slow
+def test_a_mixture_of_experts_does_the_same(tmp_path_factory: pytest.TempPathFactory):
+    interpreted = engine(tmp_path_factory, "interpret", **QWEN3_MOE)
+    same_tokens(interpreted, engine(tmp_path_factory, "reference", **QWEN3_MOE))
+    company_changes_no_bit(interpreted)

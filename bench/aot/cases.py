@@ -1,7 +1,8 @@
 """Every kernel in the configurations that are shipped, as functions with the shapes they take.
 
-Sizes are those of a 7B model. Where a tile, a dtype or a feature changes the kernel, there is a
-case; kernels that must agree bit for bit have one `sums`.
+Sizes are those of a 7B model, and of mixtures of experts as they are published. Where a tile, a
+dtype or a feature changes the kernel, there is a case; kernels that must agree bit for bit have one
+`sums`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.backend import Backend
+from pallas_kernels.expert_matmul_gpu import (
+    expert_int4_matmul,
+    expert_int8_matmul,
+    expert_matmul,
+    expert_w8a8_matmul,
+)
 from pallas_kernels.int4_matmul import int4_matmul
 from pallas_kernels.int8_matmul import int8_matmul
 from pallas_kernels.kv_write import write_kv, write_quantized_kv
@@ -34,6 +41,12 @@ NUM_PAGES, PAGE_SIZE, MAX_PAGES = 2048, 64, 128
 TOKENS = 512  # of a prefill step
 BF16, F32, INT8, INT32 = (jnp.dtype(name) for name in ("bfloat16", "float32", "int8", "int32"))
 ROWS = (8, 32, 64, 256)  # of a product: each takes another tile on one of the GPUs
+MIXTURES = {  # experts, and the two sizes of their products
+    "Mixtral 8x7B": (8, 4096, 14336),
+    "Qwen3-30B-A3B": (128, 2048, 768),
+    "OLMoE": (64, 2048, 1024),
+}
+NUM_BLOCKS = 64  # of rows that meet one expert
 
 Shape = jax.ShapeDtypeStruct
 Operation = Callable[..., Any]
@@ -58,7 +71,7 @@ class Case:
 
 def cases() -> list[Case]:
     """All of them; names are unique."""
-    return [*products(), *decode_attention(), *ragged_attention(), *rows()]
+    return [*products(), *expert_products(), *decode_attention(), *ragged_attention(), *rows()]
 
 
 def products() -> Iterator[Case]:
@@ -97,6 +110,27 @@ def _with_short_groups() -> Iterator[Case]:
         yield _product("int8 g128, K=4160", int8_matmul, m, _int8(DIM, SHORT, 128), k=SHORT)
         yield _product("int4 g128, K=4160", int4_matmul, m, _int4(DIM, SHORT, 128), k=SHORT)
     yield _product("int4 per channel, K=4160", int4_matmul, 64, _int4(DIM, SHORT, SHORT), k=SHORT)
+
+
+def expert_products() -> Iterator[Case]:
+    """In: blocks of few rows; out: of many. What adds up in one order is a format."""
+    for name, (experts, dim, hidden) in MIXTURES.items():
+        for which, rows, n, k in (("in", 8, hidden, dim), ("out", 64, dim, hidden)):
+            outputs, x = experts * n, Shape((NUM_BLOCKS * rows, k), BF16)
+            dense, int8, int4 = _dense(outputs, k), _int8(outputs, k, 128), _int4(outputs, k, 128)
+            case = partial(_of_experts, f"{name} {which}", experts)
+            yield case("bf16", expert_matmul, (x, *dense))
+            yield case("int8 g128", expert_int8_matmul, (x, *int8, None))
+            yield case("int4 g128", expert_int4_matmul, (x, *int4, None))
+    experts, k, n = MIXTURES["OLMoE"]
+    x, packed = Shape((NUM_BLOCKS * 8, k), BF16), _int4(experts * n, k, 128)
+    zero = Shape(packed[1].shape, INT8)
+    case = partial(_of_experts, "OLMoE in", experts)
+    asymmetric = case("int4 g128, zero points", expert_int4_matmul, (x, *packed, zero))
+    yield replace(asymmetric, has_byte_loads=True)
+    xq, x_scale = Shape(x.shape, INT8), Shape(x.shape[:1], F32)
+    weight = Shape((experts * n, k), INT8), Shape((experts * n,), F32)
+    yield replace(case("w8a8", expert_w8a8_matmul, (xq, x_scale, *weight)), sums="")
 
 
 def decode_attention() -> Iterator[Case]:
@@ -189,6 +223,14 @@ def _w8a8(m: int, n: int, k: int) -> Case:
     args = Shape((m, k), INT8), Shape((m,), F32), Shape((n, k), INT8), Shape((n,), F32)
     # Sums of integers are exact in any order: tiles and instructions may follow the rows.
     return Case(f"w8a8 M={m}", partial(w8a8_matmul, out_dtype=BF16), args)
+
+
+def _of_experts(
+    name: str, num_experts: int, kept: str, operation: Operation, args: tuple[Any, ...]
+) -> Case:
+    blocks = Shape((NUM_BLOCKS,), INT32), Shape((), INT32)
+    of_experts = partial(operation, num_experts=num_experts, out_dtype=BF16)
+    return Case(f"{name}, {kept}", of_experts, (*args, *blocks), sums=f"experts, {kept}")
 
 
 def _decode(name: str, n: int, *, kv: jnp.dtype = BF16) -> Case:

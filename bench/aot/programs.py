@@ -1,4 +1,6 @@
-"""Whole steps of a 7B-shaped model (Llama 3 8B's shape), as the engine would compile them."""
+"""Whole steps of a 7B-shaped model (Llama 3 8B's shape) and of models that have other parts, as the
+engine would compile them.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +35,34 @@ CONFIG: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
+LLAMA = "llama"
+MODELS = {
+    LLAMA: CONFIG,
+    "gemma2": {  # 2B: caps of scores and logits, and a window in every other layer
+        "architectures": ["Gemma2ForCausalLM"],
+        "vocab_size": 256000,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 4096,
+    },
+    "qwen3-moe": {  # 30B-A3B: 8 of 128 experts
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 8192,
+    },
+}
 FORMATS = {
     "bf16": None,
     "int8": Quantization(WeightFormat(8, 128), head=None),
@@ -61,6 +91,7 @@ class ModelPrograms:
     Args:
         num_layers: 32 is the model; fewer compile faster.
         weights: a name of FORMATS; it begins the names of the steps.
+        model: a name of MODELS; one that is not the first is named before that.
     """
 
     def __init__(
@@ -69,10 +100,12 @@ class ModelPrograms:
         *,
         num_layers: int = NUM_LAYERS,
         weights: str = "bf16",
+        model: str = LLAMA,
     ):
         self.weights = weights
+        self._prefix = weights if model == LLAMA else f"{model} {weights}"
         self.decoder = decoder_for(
-            CONFIG | {"num_hidden_layers": num_layers},
+            MODELS[model] | {"num_hidden_layers": num_layers},
             dtype=jnp.dtype("bfloat16"),
             backend=Backend("pallas", compiler.target.gpu),
             quantization=FORMATS[weights],
@@ -127,4 +160,4 @@ class ModelPrograms:
         return {leaf.shape for leaf in leaves if len(leaf.shape) > 1}
 
     def _named(self, name: str) -> Program:
-        return dataclasses.replace(self._by_name[name], name=f"{self.weights} {name}")
+        return dataclasses.replace(self._by_name[name], name=f"{self._prefix} {name}")

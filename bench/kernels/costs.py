@@ -55,6 +55,25 @@ def matmul_cost(
     return Cost(weights + scales + ends, 2 * rows * in_dim * out_dim)
 
 
+def expert_cost(
+    pairs: int,
+    num_experts: int,
+    in_dim: int,
+    out_dim: int,
+    *,
+    weight_bits: int = 16,
+    group: int | None = None,
+) -> Cost:
+    """bf16[pairs, in] by the weights of the experts that are wanted -> bf16[pairs, out].
+
+    Args:
+        pairs: of a token and an expert of its.
+    """
+    weights = matmul_cost(0, in_dim, num_experts * out_dim, weight_bits=weight_bits, group=group)
+    ends = BF16 * pairs * (in_dim + out_dim)
+    return Cost(weights.num_bytes + ends, 2 * pairs * in_dim * out_dim)
+
+
 def w8a8_cost(rows: int, in_dim: int, out_dim: int) -> Cost:
     """int8[rows, in] x int8[out, in] -> bf16[rows, out], a float32 scale per row of either."""
     num_bytes = INT8 * in_dim * (rows + out_dim) + F32 * (rows + out_dim) + BF16 * rows * out_dim

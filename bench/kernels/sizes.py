@@ -6,6 +6,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Mixture:
+    """Of experts."""
+
+    count: int
+    per_token: int
+    dim: int
+    hidden_dim: int
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """[out, in] of all experts' products."""
+        return self.count * self.hidden_dim, self.dim
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """Of a model, and of the steps it makes."""
 
@@ -15,6 +30,7 @@ class Sizes:
     dim: int
     hidden_dim: int
     vocab_size: int
+    mixture: Mixture
     page_size: int  # tokens
     group: int  # weights that share a scale
     rows: tuple[int, ...]  # of a decode step
@@ -30,6 +46,7 @@ SEVEN_B = Sizes(
     dim=4096,
     hidden_dim=14336,
     vocab_size=128256,
+    mixture=Mixture(count=128, per_token=8, dim=2048, hidden_dim=768),  # Qwen3-30B-A3B
     page_size=64,
     group=128,
     rows=(1, 8, 32, 64),
@@ -44,6 +61,7 @@ SMALL = Sizes(
     dim=256,
     hidden_dim=384,
     vocab_size=1000,
+    mixture=Mixture(count=4, per_token=2, dim=256, hidden_dim=64),
     page_size=16,
     group=128,
     rows=(1, 8),

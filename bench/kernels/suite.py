@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from bench.kernels import attention, kv_writes, products, rows
+from bench.kernels import attention, experts, kv_writes, products, rows
 from bench.kernels.case import Case, Check
 from bench.kernels.sizes import Sizes
 from pallas_kernels.backend import Backend
 
-FAMILIES = (attention, products, rows, kv_writes)
+FAMILIES = (attention, products, experts, rows, kv_writes)
 
 
 def cases(sizes: Sizes, chosen: re.Pattern[str]) -> Iterator[Case]:

@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 from jaxinfer.config import MIN_ROWS
 from jaxinfer.models.arithmetic import Arithmetic
 from jaxinfer.models.config import Activation, Experts
+from jaxinfer.models.expert_kernels import kernel_product
 from jaxinfer.models.expert_layout import ExpertLayout, block_rows, lay_out
 from jaxinfer.models.layers import ACTIVATIONS, MLP, Linear, QuantizedLinear, layer_product
 from jaxinfer.models.quantized_product import IntegerWeight, quantized_product
@@ -135,6 +136,8 @@ def _expert_product(
     out_dtype: DTypeLike,
 ) -> jax.Array:
     """float[B * R, in] -> out_dtype[B * R, out], each block by its own expert."""
+    if product.backend.form != "reference":
+        return kernel_product(product, x, layout, num_experts=num_experts, out_dtype=out_dtype)
     blocks = partial(
         over_blocks,
         experts=layout.experts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax.experimental import pallas as pl
 
-from checkpoints.formats import HEAD_FORMAT, Quantization, WeightFormat
+from checkpoints.formats import HEAD_FORMAT, Quantization, WeightFormat, packed_group
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.config import ModelConfig
 from pallas_kernels.addressing import LOWEST_BAD, LOWEST_GOOD
@@ -48,11 +48,44 @@ def check_formats(config: ModelConfig, quantization: Quantization, backend: Back
     deepest = max(dim, heads, *config.mlp_sizes)
     for kept in (quantization.weights, *dict(quantization.exceptions).values()):
         _check_depth(kept, deepest, backend)
-    head_bytes = config.vocab_size * dim if quantization.head else 0
-    if backend.form != "reference" and LOWEST_BAD <= head_bytes < LOWEST_GOOD:
+    if backend.form != "reference":
+        if quantization.head:
+            size = config.vocab_size * dim
+            _check_bytes(f"vocab_size times hidden_size is {size}", size, "without the head")
+        _check_experts(config, quantization)
+
+
+def _check_experts(config: ModelConfig, quantization: Quantization) -> None:
+    """All of a layer's experts are one weight."""
+    experts, dim = config.experts, config.hidden_size
+    if experts is None:
+        return
+    hidden = experts.intermediate_size
+    for layer, kind in enumerate(config.layer_kinds):
+        for product, outputs, inputs in (
+            ("gate_proj", hidden, dim),
+            ("up_proj", hidden, dim),
+            ("down_proj", dim, hidden),
+        ):
+            name = f"layers.{layer}.mlp.experts.{product}"
+            kept = quantization.of(name) if kind.is_sparse else None
+            if kept is not None:
+                size = experts.count * outputs * _width(kept, inputs)
+                _check_bytes(f"{name} in {kept.name} has {size}", size, "with other bits")
+
+
+def _width(kept: WeightFormat, num_inputs: int) -> int:
+    """Bytes of an output's integers."""
+    if kept.bits == 8:
+        return num_inputs
+    return kept.groups(num_inputs) * packed_group(kept.group_size, num_inputs) // 2
+
+
+def _check_bytes(what: str, size: int, how: str) -> None:
+    if LOWEST_BAD <= size < LOWEST_GOOD:
         raise ConfigError(
             f"config.json: GPU kernels take int8 weights of fewer than 2**31 or more than 2**32 "
-            f"bytes; vocab_size times hidden_size is {head_bytes}: quantize without the head"
+            f"bytes; {what}: quantize {how}"
         )
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from bench.aot.cases import Case
 from bench.aot.facts import Facts
 from bench.aot.laboratory import Laboratory
-from bench.aot.programs import ModelPrograms
+from bench.aot.programs import LLAMA, ModelPrograms
 from bench.aot.targets import Target
 from jaxinfer.runtime.aot import Program
 
@@ -25,7 +25,7 @@ class Findings:
 
     def __init__(self, laboratory: Laboratory, expected: Sequence[Case]):
         self._laboratory = laboratory
-        self._models: dict[tuple[str, int], ModelPrograms] = {}
+        self._models: dict[tuple[str, str, int], ModelPrograms] = {}
         self._found: dict[tuple[str, int], Future[Facts]] = {}
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="compile")
         for case in expected:
@@ -38,17 +38,22 @@ class Findings:
     def case(self, case: Case) -> Facts:
         return self._begin(self._laboratory.compiler.case(case)).result()
 
-    def model(self, weights: str = "bf16", num_layers: int = FEW_LAYERS) -> ModelPrograms:
-        key = weights, num_layers
+    def model(
+        self, model: str = LLAMA, weights: str = "bf16", num_layers: int = FEW_LAYERS
+    ) -> ModelPrograms:
+        key = model, weights, num_layers
         if key not in self._models:
-            compiler = self._laboratory.compiler
-            self._models[key] = ModelPrograms(compiler, weights=weights, num_layers=num_layers)
+            self._models[key] = ModelPrograms(
+                self._laboratory.compiler, model=model, weights=weights, num_layers=num_layers
+            )
         return self._models[key]
 
-    def step(self, kind: str, weights: str = "bf16", num_layers: int = FEW_LAYERS) -> Facts:
+    def step(
+        self, kind: str, model: str = LLAMA, weights: str = "bf16", num_layers: int = FEW_LAYERS
+    ) -> Facts:
         """Of the largest `decode` or `prefill`."""
-        model = self.model(weights, num_layers)
-        program = model.decode() if kind == "decode" else model.prefill()
+        programs = self.model(model, weights, num_layers)
+        program = programs.decode() if kind == "decode" else programs.prefill()
         return self._begin(program, num_layers).result()
 
     def close(self) -> None:

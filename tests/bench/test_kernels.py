@@ -29,6 +29,8 @@ def test_bytes_and_operations_of_products():
     assert costs.matmul_cost(1, 4, 8) == Cost(2 * 32 + 2 * 12, 2 * 32)
     assert costs.matmul_cost(3, 4, 8, weight_bits=8, group=4) == Cost(32 + 4 * 8 + 2 * 36, 192)
     assert costs.matmul_cost(1, 4, 8, weight_bits=4, group=2) == Cost(16 + 4 * 16 + 2 * 12, 64)
+    of_experts = costs.expert_cost(5, 3, 4, 8, weight_bits=4, group=2)
+    assert of_experts == Cost(3 * (16 + 4 * 16) + 2 * 5 * 12, 5 * 64)
     assert costs.w8a8_cost(2, 4, 8) == Cost(8 + 32 + 4 * 10 + 2 * 16, 128, "int8")
 
 

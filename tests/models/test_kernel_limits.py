@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from checkpoints.formats import HEAD_FORMAT, Quantization, WeightFormat
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import decoder_for
 from pallas_kernels.backend import REFERENCE, Backend
+from tests.models.tiny_decoder import QWEN3_MOE
 from tests.tiny import tiny_config
 
 FLOAT32 = jnp.dtype("float32")
@@ -53,6 +55,7 @@ def test_the_largest_sizes_are_taken():
 
 
 DEEP, DEEPER = {"intermediate_size": 65536}, {"intermediate_size": 131072}
+LARGE = {"num_experts": 512, "hidden_size": 2048, "moe_intermediate_size": 2048}
 BYTES = WeightFormat(8, activations="int8")
 
 
@@ -106,6 +109,28 @@ def test_an_exception_is_looked_at_too():
             backend=Backend("pallas"),
             quantization=Quantization(WeightFormat(4, 128), exceptions=exceptions),
         )
+
+
+@pytest.mark.parametrize(
+    ("weights", "exceptions", "message"),
+    [
+        (WeightFormat(8), {}, r"layers.0.mlp.experts.gate_proj in int8 has 2147483648: .* bits"),
+        (
+            WeightFormat(4, 128),
+            {"layers.1.mlp.experts.down_proj": WeightFormat(8, 128)},
+            "layers.1.mlp.experts.down_proj in int8-g128 has 2147483648: quantize with other bits",
+        ),
+    ],
+)
+def test_a_layers_experts_are_one_weight(
+    weights: WeightFormat, exceptions: dict[str, WeightFormat], message: str
+):
+    """Of 2 GiB in bytes; half of that is taken."""
+    config = tiny_config(**QWEN3_MOE | LARGE)
+    build = partial(decoder_for, config, dtype=FLOAT32, backend=Backend("pallas"))
+    with pytest.raises(ConfigError, match=message):
+        build(quantization=Quantization(weights, exceptions=tuple(exceptions.items())))
+    build(quantization=Quantization(WeightFormat(4, 128)))
 
 
 @pytest.mark.parametrize("head", [WeightFormat(4), WeightFormat(8, 32), BYTES])

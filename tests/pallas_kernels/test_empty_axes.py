@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.backend import Backend
+from pallas_kernels.expert_matmul_gpu import expert_matmul
 from pallas_kernels.int4_matmul import int4_matmul
 from pallas_kernels.int8_matmul import int8_matmul
 from pallas_kernels.kv_write import write_kv
@@ -50,6 +51,7 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("x", int8_matmul, (real(0, 32), int8(8, 32), real(1, 8))),
     ("x", int4_matmul, (real(0, 32), int8(8, 16), real(1, 8))),
     ("xq", w8a8_matmul, (int8(0, 32), real(0), int8(8, 32), real(8))),
+    ("x", partial(expert_matmul, num_experts=2), (real(0, 32), real(8, 32), int32(2), int32())),
     ("q", decode, (real(0, 1, 16), *PAGES, int32(0, 2), int32(0))),
     ("page_table", decode, (real(8, 1, 16), *PAGES, int32(8, 0), int32(8))),
     ("narrow", prefill, chunk(0, 4)),

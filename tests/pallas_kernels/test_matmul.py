@@ -108,7 +108,9 @@ def test_one_block_adds_its_splits_as_many_blocks_do(gpu: Gpu, monkeypatch: pyte
         )
 
     def one_way(is_in_grid: bool) -> np.ndarray:
-        monkeypatch.setattr("pallas_kernels.matmul.plan_product", partial(plan_with, is_in_grid))
+        monkeypatch.setattr(
+            "pallas_kernels.split_product.plan_product", partial(plan_with, is_in_grid)
+        )
         return np.asarray(jax.jit(partial(matmul, backend=interpret(gpu)))(x, weight))
 
     np.testing.assert_array_equal(one_way(True), one_way(False))
