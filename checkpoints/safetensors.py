@@ -22,6 +22,7 @@ from checkpoints.source import TensorInfo
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+MAX_NAME = 255  # of a file
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
@@ -155,8 +156,10 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not good or not weight_map:
         raise CheckpointError(f"{index}: expected 'weight_map' to map tensor names to file names")
     for file in weight_map.values():
-        if not file or Path(file).name != file:
-            raise CheckpointError(f"{index}: expected file names without a folder, found {file!r}")
+        if not file or Path(file).name != file or len(file) > MAX_NAME:
+            raise CheckpointError(
+                f"{index}: expected file names without a folder, found {file!r:.100}"
+            )
     return weight_map
 
 

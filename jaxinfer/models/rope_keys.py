@@ -27,14 +27,14 @@ def read_scaling(rope: Mapping[str, Any], *, max_positions: Any) -> RopeScaling 
         return None
     if kind not in ("linear", "llama3", "yarn"):
         raise ConfigError(
-            f"config.json: rope_type must be default, linear, llama3 or yarn; got {kind!r}"
+            f"config.json: rope_type must be default, linear, llama3 or yarn; got {kind!r:.100}"
         )
     try:
         scaling = _yarn(rope, max_positions) if kind == "yarn" else _other(rope, kind)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"config.json: rope scaling of type {kind!r} needs numbers for its keys; "
-            f"got {dict(rope)!r}"
+            f"got {dict(rope)!r:.300}"
         ) from error
     _check(scaling, rope)
     return scaling
@@ -83,11 +83,11 @@ def _check(scaling: RopeScaling, rope: Mapping[str, Any]) -> None:
     if not (0 < scaling.factor < math.inf and 0 < band < math.inf):
         raise ConfigError(
             f"config.json: rope scaling needs a positive factor and high_freq_factor above "
-            f"low_freq_factor; got {dict(rope)!r}"
+            f"low_freq_factor; got {dict(rope)!r:.300}"
         )
     betas = scaling.beta_slow, scaling.beta_fast, scaling.attention_factor
     if scaling.original_max_position_embeddings < 1 or not all(0 < x < math.inf for x in betas):
         raise ConfigError(
             f"config.json: rope scaling needs positive numbers of original positions, beta_fast, "
-            f"beta_slow and attention_factor; got {dict(rope)!r}"
+            f"beta_slow and attention_factor; got {dict(rope)!r:.300}"
         )
