@@ -73,7 +73,7 @@ def open_checkpoint(path: str | Path, *, is_mapped: bool = True) -> Checkpoint:
     if path.is_dir():
         if (path / CONFIG_FILE).is_file():
             return _open_folder(path, is_mapped)
-        return _open_gguf(_only_gguf(path), is_mapped)
+        return _open_gguf(only_gguf(path), is_mapped)
     if not path.is_file():
         raise CheckpointError(f"{path}: expected a folder or a GGUF file, found nothing there")
     if path.suffix == ".safetensors":
@@ -84,7 +84,8 @@ def open_checkpoint(path: str | Path, *, is_mapped: bool = True) -> Checkpoint:
     return _open_gguf(path, is_mapped)
 
 
-def _only_gguf(folder: Path) -> Path:
+def only_gguf(folder: Path) -> Path:
+    """Raises: CheckpointError if there is none, or more than one."""
     found = sorted(folder.glob("*.gguf"))
     if len(found) == 1:
         return found[0]

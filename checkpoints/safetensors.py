@@ -136,6 +136,11 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def infos_of(path: Path) -> list[TensorInfo]:
+    """Of the tensors of one file. Raises: CheckpointError."""
+    return [entry.info for entry in _entries(path).values()]
+
+
 def _weights_found(folder: Path) -> str:
     kinds = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
     found = sorted(path.name for path in folder.iterdir() if path.suffix in kinds)

@@ -256,11 +256,11 @@ class _Phases:
 
 def _find(config: EngineConfig, cache_dir: Path) -> FoundModel:
     return find_model(
-        config.source, _backend(config), cache_dir, show_progress=config.show_progress
+        config.source, backend_of(config), cache_dir, show_progress=config.show_progress
     )
 
 
-def _backend(config: EngineConfig) -> Backend:
+def backend_of(config: EngineConfig) -> Backend:
     """The kernels' form on this process's device. Raises: ConfigError."""
     device = jax.devices()[0]
     try:
