@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import resource
+import shutil
 import signal
 import struct
 from collections.abc import Callable, Generator
@@ -20,6 +21,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from gguf.constants import GGMLQuantizationType
+from orbax.checkpoint import Checkpointer, PyTreeCheckpointHandler
 
 from checkpoints.checkpoint import open_checkpoint
 from checkpoints.errors import CheckpointError
@@ -68,6 +70,8 @@ CASES: dict[str, tuple[str, str, Damage]] = {
         ("sharded", "model.safetensors.index.json", [json_of, bytes_of_head]),
         ("orbax", f"{ORBAX_FOLDER}/_METADATA", [json_of, bytes_of_head]),
         ("orbax", f"{ORBAX_FOLDER}/model.norm.weight/.zarray", [json_of, bytes_of_head]),
+        ("database", f"{ORBAX_FOLDER}/_METADATA", [json_of]),
+        ("database", f"{ORBAX_FOLDER}/manifest.ocdbt", [bytes_of_head]),
     )
     for damage in damages
 }
@@ -93,6 +97,10 @@ def worlds(tmp_path_factory: pytest.TempPathFactory, tiny) -> dict[str, Path]:
     }
     found["orbax"] = top / "orbax"
     save_orbax(found["orbax"], open_checkpoint(found["folder"]))
+    found["database"] = shutil.copytree(found["orbax"], top / "database")
+    shutil.rmtree(found["database"] / ORBAX_FOLDER)
+    with Checkpointer(PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(found["database"] / ORBAX_FOLDER, model.tensors)
     found["gguf"] = tiny.gguf(
         top / "merges.gguf", model, tiny.vocabulary(tiny.byte_level(), "gpt-2")
     )
