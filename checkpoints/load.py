@@ -244,7 +244,7 @@ def _parts_of(spec: ProductSpec, name: str) -> dict[str, str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:MAX_LISTED])
+    shown = ", ".join(f"{name!r:.150}" for name in names[:MAX_LISTED])
     more = " ..." if len(names) > MAX_LISTED else ""
     return f"{len(names)} tensor{'s' if len(names) > 1 else ''} {shown}{more}"
 

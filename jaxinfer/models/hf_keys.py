@@ -30,7 +30,7 @@ ACTIVATIONS: dict[Any, Activation] = {
 
 MAX_POSITIONS, NUM_LAYERS = "max_position_embeddings", "num_hidden_layers"
 MAX_SIZE = (1 << 31) - 1  # of an axis
-MAX_LAYERS = 4096  # each is planned by itself
+MAX_LAYERS = 1024  # each is planned by itself
 
 
 class HfKeys:

@@ -13,6 +13,7 @@ from jaxinfer.errors import ConfigError
 from jaxinfer.models.config import RopeScaling
 
 LLAMA3_CONTEXT = 8192
+MAX_REACH = 1 << 31  # positions
 
 
 def read_scaling(rope: Mapping[str, Any], *, max_positions: Any) -> RopeScaling | None:
@@ -80,13 +81,14 @@ def _mscale(factor: float, multiplier: float) -> float:
 
 def _check(scaling: RopeScaling, rope: Mapping[str, Any]) -> None:
     band = scaling.high_freq_factor - scaling.low_freq_factor
-    if not (0 < scaling.factor < math.inf and 0 < band < math.inf):
+    if not (0 < scaling.factor <= MAX_REACH and 0 < band < math.inf):
         raise ConfigError(
             f"config.json: rope scaling needs a positive factor and high_freq_factor above "
             f"low_freq_factor; got {dict(rope)!r:.300}"
         )
     betas = scaling.beta_slow, scaling.beta_fast, scaling.attention_factor
-    if scaling.original_max_position_embeddings < 1 or not all(0 < x < math.inf for x in betas):
+    trained = scaling.original_max_position_embeddings
+    if not 1 <= trained <= MAX_REACH or not all(0 < x < math.inf for x in betas):
         raise ConfigError(
             f"config.json: rope scaling needs positive numbers of original positions, beta_fast, "
             f"beta_slow and attention_factor; got {dict(rope)!r:.300}"
