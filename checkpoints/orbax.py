@@ -90,7 +90,7 @@ class OrbaxSource:
         try:
             start = 0
             if info.shape:
-                step = max(1, store.chunk_layout.read_chunk.shape[0])
+                step = max(1, _chunk(store)[0])
                 start = first // step * step
                 store = store[start : min(-(-last // step) * step, info.shape[0])]
             found: np.ndarray = store.read().result()
@@ -155,9 +155,14 @@ def _end(held: tuple[str, int, np.ndarray]) -> int:
     return held[1] + (len(held[2]) if held[2].ndim else 0)
 
 
+def _chunk(store: ts.TensorStore) -> tuple[int, ...]:
+    """Elements of it along each axis."""
+    return tuple(size or 1 for size in store.chunk_layout.read_chunk.shape or ())
+
+
 def _info(name: str, store: ts.TensorStore) -> TensorInfo:
     dtype, shape = np.dtype(store.dtype.numpy_dtype), tuple(map(int, store.shape))
-    chunk = store.chunk_layout.read_chunk.shape or ()
+    chunk = _chunk(store)
     if any(size > max(1, whole) for size, whole in zip(chunk, shape, strict=True)):
         raise ValueError(f"chunks of {chunk} in tensor {name!r:.100} of {shape}")
     return TensorInfo(name, shape, dtype, math.prod(shape) * dtype.itemsize)

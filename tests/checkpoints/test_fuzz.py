@@ -34,6 +34,8 @@ from jaxinfer.models.registry import decoder_for
 from jaxinfer.runtime.weights import weight_faults
 from jaxinfer.tokenizer import Tokenizer
 from tests.checkpoints.mutations import damaged_bytes, damaged_json
+from tests.oracle.architectures import CASES as ARCHITECTURES
+from tests.oracle.architectures import config_of
 
 ROUNDS, MANY_ROUNDS = 100, 5_000
 SECONDS = 10  # that one round may take on a busy machine
@@ -140,7 +142,7 @@ def bounded() -> Generator[None]:
 @functools.lru_cache(maxsize=512)
 def decoder_of(config: str) -> Decoder:
     """By the config's JSON: most damage leaves it as it is."""
-    found = json.loads(config)
+    found: Any = json.loads(config)
     quantization = quantization_of(found, "config.json")
     return decoder_for(found, dtype=jnp.dtype(jnp.float32), quantization=quantization)
 
@@ -183,6 +185,23 @@ def run_rounds(world: Path, name: str, damage: Damage, seeds: range) -> int:
 def test_a_damaged_head_is_one_line_or_a_checkpoint(worlds: dict[str, Path], case: str):
     form, name, damage = CASES[case]
     assert run_rounds(worlds[form], name, damage, range(ROUNDS)) > ROUNDS // 10
+
+
+@pytest.mark.parametrize("case", ARCHITECTURES)
+def test_a_damaged_config_of_a_family_is_one_line_or_a_model(case: str):
+    config, num_refused = config_of(case), 0
+    for seed in range(ROUNDS // 2):
+        text = json.dumps(damaged_json(Random(seed), config))
+        try:
+            with bounded():
+                decoder_of(text)
+        except (CheckpointError, ConfigError) as error:
+            num_refused += 1
+            assert "\n" not in str(error)
+            assert len(str(error)) < 2_000
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {error!r}: {text}") from error
+    assert num_refused > ROUNDS // 20
 
 
 @pytest.mark.slow
