@@ -1,8 +1,7 @@
 """One model on disk, ready to use: weights, config, tokenizer, chat template, end tokens.
 
 `open_checkpoint` takes a Hugging Face folder (its weights may be orbax's), a GGUF file, or a folder
-with exactly one GGUF file. No JAX here but for orbax's, so the host half may use it for the
-tokenizer alone.
+with exactly one GGUF file. No JAX here, so the host half may use it for the tokenizer alone.
 
 How a BOS is expressed: `tokenizer` never adds one (nor an EOS), whatever the files say: a tokenizer
 that would is stripped of its post-processor, and `add_bos` says whether a prompt of plain text

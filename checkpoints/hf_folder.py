@@ -14,9 +14,9 @@ from typing import Any
 from tokenizers import Tokenizer, processors
 
 from checkpoints.errors import CheckpointError, first_line
+from checkpoints.file_bytes import check_small
 
 TOKENIZER_FILE = "tokenizer.json"
-MAX_JSON_BYTES = 64 << 20  # of a small file
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
@@ -24,8 +24,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not path.is_file():
         return {}
     try:
-        if (size := path.stat().st_size) > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: expected at most {MAX_JSON_BYTES} bytes, found {size}")
+        check_small(path)
         raw = path.read_bytes()
         value = json.loads(raw)
         if rb"\ud" in raw.lower():  # half of a pair alone is no text: a UnicodeEncodeError
@@ -48,6 +47,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
             f"{folder}: expected {TOKENIZER_FILE}, found "
             + (f"only {', '.join(others)}; save it as a fast tokenizer" if others else "none")
         )
+    check_small(path)
     with _tokenizer_faults(path):
         tokenizer = Tokenizer.from_file(str(path))
         tokenizer.no_truncation()
@@ -72,6 +72,7 @@ def read_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str
     """chat_template.jinja, else tokenizer_config.json's (its default of several), else None."""
     path = folder / "chat_template.jinja"
     if path.is_file():
+        check_small(path)
         try:
             return path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:

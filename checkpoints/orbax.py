@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from checkpoints.errors import CheckpointError, first_line
+from checkpoints.file_bytes import check_small
 from checkpoints.source import TensorInfo
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class OrbaxSource:
         self._path = (folder / ORBAX_FOLDER).absolute()
         self._held = threading.local()
         try:
+            check_small(self._path / MARK)
             opened = {name: open_.result() for name, open_ in _opening(self._path).items()}
             self._stores = {name: (store, _info(name, store)) for name, store in opened.items()}
         except Exception as error:  # tensorstore raises nothing narrower

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.errors import CheckpointError, first_line
-from checkpoints.file_bytes import FileBytes
+from checkpoints.file_bytes import FileBytes, check_small
 from checkpoints.source import TensorInfo
 
 SINGLE_FILE = "model.safetensors"
@@ -149,6 +149,7 @@ def _weights_found(folder: Path) -> str:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Tensor name -> shard file name, each a plain name in the index's own folder."""
+    check_small(index)
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         good = isinstance(weight_map, dict) and all(

@@ -42,7 +42,12 @@ class Inspection:
             "path": str(contents.path),
             "format": contents.format,
             "version": contents.version,
-            "files": {file.name: file.stat().st_size for file in contents.files},
+            "files": {
+                str(file.relative_to(contents.path)) if file != contents.path else file.name: (
+                    file.stat().st_size
+                )
+                for file in contents.files
+            },
             "architecture": architecture(contents),
             "sizes": sizes(contents),
             "tensors": [

@@ -114,11 +114,12 @@ def test_a_hostile_small_file_is_refused(tmp_path: Path, tiny, case: str):
         assert open_checkpoint(folder).chat_template is None
 
 
-def test_a_small_file_that_is_none_is_not_read(tmp_path: Path, tiny):
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
+def test_a_small_file_that_is_none_is_not_read(tmp_path: Path, tiny, name: str):
     folder = tiny.folder(tmp_path / "m", tiny.model())
-    with (folder / "config.json").open("wb") as file:
+    with (folder / name).open("wb") as file:
         file.truncate(1 << 40)  # a hole, on no disk
-    assert "expected at most" in refusal(folder)
+    assert f"{name}: expected at most" in refusal(folder)
 
 
 def test_a_cache_of_links_opens_and_a_circle_or_a_pipe_does_not(tmp_path: Path, tiny):

@@ -58,6 +58,7 @@ def test_every_form_of_one_model_would_load(
     for name, form in (("gguf", "GGUF"), ("orbax", "orbax folder")):
         code, found = inspect(tmp_path / name, capsys)
         assert (code, found["format"], len(found["tensors"])) == (0, form, 20)
+        assert len(found["files"]) == len(open_checkpoint(tmp_path / name).files)
 
 
 @pytest.mark.parametrize(
