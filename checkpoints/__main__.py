@@ -1,15 +1,16 @@
-"""`python -m checkpoints quantize|compare|orbax|safetensors`: flags -> what to do; others do it.
+"""`python -m checkpoints inspect|quantize|compare|orbax|safetensors`: flags -> what to do.
 
 Exit codes are serve.py's: 1 for what is wrong with a checkpoint or happens on the way, 2 for a
-command line or a file of texts that can't be used.
+command line or a file of texts that can't be used. inspect: 0 if the checkpoint would load, else 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import get_args
@@ -20,8 +21,9 @@ from checkpoints.formats import GROUP_SIZES, HEAD_FORMAT, WeightFormat
 from checkpoints.resolve import resolve
 from checkpoints.save_orbax import save_orbax
 from checkpoints.save_safetensors import save_safetensors
-from jaxinfer.config import KVCacheDtype
+from jaxinfer.config import EngineConfig, KVCacheDtype, ModelSource, Quantize
 from jaxinfer.errors import ConfigError, JaxInferError
+from jaxinfer.inspection.command import InspectOrder, inspect_checkpoint
 from jaxinfer.quantization.certification import REPORT_FILE, Order, certify
 from jaxinfer.quantization.compare_command import CompareOrder, compare_checkpoints
 from jaxinfer.quantization.measuring import Measuring
@@ -31,6 +33,7 @@ from jaxinfer.runtime.weight_choice import ON_THE_FLY
 from jaxinfer.server.flags import count, whole
 
 EXIT_FAILURE, EXIT_BAD_FLAGS = 1, 2
+DTYPES = ("auto", "float32", "bfloat16")
 MEASURING = Measuring()
 BITS = {"int8": 8, "int4": 4}
 GROUPS: dict[str, int | None] = {str(size): size for size in GROUP_SIZES} | {"none": None}
@@ -43,14 +46,26 @@ HEADS = {"int8": HEAD_FORMAT, "float": None}
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """A bad command line ends the process with exit code 2, as argparse does."""
     top = argparse.ArgumentParser(
-        prog="python -m checkpoints", description="Quantize a model, and measure what it costs."
+        prog="python -m checkpoints",
+        description="See what a model is, quantize it, and measure what that costs.",
     )
     commands = top.add_subparsers(dest="command", required=True)
+    _add_inspect(commands.add_parser("inspect", help="tell what a checkpoint is, and if it loads"))
     _add_quantize(commands.add_parser("quantize", help="make a quantized checkpoint, certified"))
     _add_compare(commands.add_parser("compare", help="measure one checkpoint against another"))
     for form in FORMS:
         _add_copy(commands.add_parser(form, help=f"write a checkpoint again, in {form}'s form"))
     return top.parse_args(argv)
+
+
+def _add_inspect(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", help="path, hub id or catalog name")
+    add("--json", action="store_true", help="for programs, with every tensor")
+    add("--dtype", choices=DTYPES, default="auto", help="as serve.py's (default: auto)")
+    add("--quantization", choices=get_args(Quantize), default="auto", help="as serve.py's")
+    add("--memory", type=count, metavar="BYTES", help="of the machine that is to load it (this)")
+    add("--progress", action=argparse.BooleanOptionalAction, default=True, help="show bars")
 
 
 def _add_quantize(parser: argparse.ArgumentParser) -> None:
@@ -177,6 +192,17 @@ def _opened(given: argparse.Namespace) -> closing[Checkpoint]:
     return closing(open_checkpoint(resolve(given.model, show_progress=given.progress)))
 
 
+def _inspect(given: argparse.Namespace) -> int:
+    source = ModelSource(given.model, dtype=given.dtype, quantization=given.quantization)
+    config = EngineConfig(source, show_progress=given.progress)
+    found = inspect_checkpoint(InspectOrder(config, given.memory))
+    if given.json:
+        print(json.dumps(found.to_json(), indent=1))
+    else:
+        print("\n".join(found.lines()))
+    return 0 if found.would_load else EXIT_FAILURE
+
+
 def _quantize(given: argparse.Namespace) -> None:
     order, out = order_of(given), given.out
     with _opened(given) as checkpoint:
@@ -204,17 +230,24 @@ def _copy(given: argparse.Namespace) -> None:
     print(f"Wrote {given.out}")
 
 
-COMMANDS = {"quantize": _quantize, "compare": _compare} | dict.fromkeys(FORMS, _copy)
+COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
+    "inspect": _inspect,
+    "quantize": _quantize,
+    "compare": _compare,
+    **dict.fromkeys(FORMS, _copy),
+}
 
 
 def main(argv: Sequence[str]) -> int:
     """Returns: the exit code."""
     given, start = parse(argv), time.monotonic()
     try:
-        COMMANDS[given.command](given)
+        code = COMMANDS[given.command](given)
     except (JaxInferError, CheckpointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_FLAGS if isinstance(error, ConfigError) else EXIT_FAILURE
+    if code is not None:
+        return code
     print(f"{time.monotonic() - start:,.0f} s")
     return 0
 

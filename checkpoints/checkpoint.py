@@ -1,8 +1,7 @@
 """One model on disk, ready to use: weights, config, tokenizer, chat template, end tokens.
 
 `open_checkpoint` takes a Hugging Face folder (its weights may be orbax's), a GGUF file, or a folder
-with exactly one GGUF file. No JAX here but for orbax's, so the host half may use it for the
-tokenizer alone.
+with exactly one GGUF file. No JAX here, so the host half may use it for the tokenizer alone.
 
 How a BOS is expressed: `tokenizer` never adds one (nor an EOS), whatever the files say: a tokenizer
 that would is stripped of its post-processor, and `add_bos` says whether a prompt of plain text
@@ -75,7 +74,7 @@ def open_checkpoint(path: str | Path, *, is_mapped: bool = True) -> Checkpoint:
     if path.is_dir():
         if (path / CONFIG_FILE).is_file():
             return _open_folder(path, is_mapped)
-        return _open_gguf(_only_gguf(path), is_mapped)
+        return _open_gguf(only_gguf(path), is_mapped)
     if not path.is_file():
         raise CheckpointError(f"{path}: expected a folder or a GGUF file, found nothing there")
     if path.suffix == ".safetensors":
@@ -86,7 +85,8 @@ def open_checkpoint(path: str | Path, *, is_mapped: bool = True) -> Checkpoint:
     return _open_gguf(path, is_mapped)
 
 
-def _only_gguf(folder: Path) -> Path:
+def only_gguf(folder: Path) -> Path:
+    """Raises: CheckpointError if there is none, or more than one."""
     found = sorted(folder.glob("*.gguf"))
     if len(found) == 1:
         return found[0]

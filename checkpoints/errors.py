@@ -11,7 +11,10 @@ class CheckpointError(Exception):
     """
 
 
+MAX_LINE = 300  # characters: a message may quote what a file has
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's message, or its type's name if it has none."""
     lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
+    return lines[0].strip()[:MAX_LINE] if lines else type(error).__name__

@@ -15,6 +15,13 @@ from checkpoints.aligned import aligned_empty
 from checkpoints.errors import CheckpointError
 
 BYTE = np.dtype(np.uint8)
+MAX_SMALL_BYTES = 128 << 20  # a tokenizer.json of 262,144 tokens has 32 MiB
+
+
+def check_small(path: Path) -> None:
+    """Raises: CheckpointError for a file that is too large to be read at once; OSError."""
+    if (size := path.stat().st_size) > MAX_SMALL_BYTES:
+        raise CheckpointError(f"{path}: expected at most {MAX_SMALL_BYTES} bytes, found {size}")
 
 
 class FileBytes:

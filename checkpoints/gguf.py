@@ -56,7 +56,7 @@ class GGUFSource:
 
     def __init__(self, path: Path, *, is_mapped: bool = True) -> None:
         self.path = path
-        mapped = _mapped(path)
+        mapped = mapped_file(path)
         header = read_header(path, mapped)
         self.metadata: dict[str, Any] = header.metadata
         architecture = architecture_of(path, header.metadata)
@@ -109,7 +109,8 @@ class GGUFSource:
         return entry
 
 
-def _mapped(path: Path) -> np.ndarray:
+def mapped_file(path: Path) -> np.ndarray:
+    """uint8[size]. Raises: CheckpointError for an empty file, or one that can't be read."""
     try:
         if path.stat().st_size == 0:
             raise CheckpointError(f"{path}: expected a GGUF file, found an empty one")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ class _Walk:
         table = self._table(num_tensors)
         data_start = -(-self._at // alignment) * alignment
         tensors = {name: self._tensor(name, data_start, *line) for name, line in table.items()}
+        self._check_apart(tensors)
         return GGUFHeader(metadata, tensors, data_start)
 
     def _metadata(self, num_fields: int) -> dict[str, Any]:
@@ -156,6 +158,8 @@ class _Walk:
         except ValueError:
             raise self._error(f"tensor {name!r} of a known block type", f"type {kind}") from None
         block, block_bytes = GGML_QUANT_SIZES[block_type]
+        if 0 in shape:
+            raise self._error(f"tensor {name!r} with elements", f"axes of {shape}")
         if shape[-1] % block:
             raise self._error(
                 f"rows of tensor {name!r} to be multiples of {block} ({block_type.name})",
@@ -169,6 +173,15 @@ class _Walk:
                 f"a file of {self._size} bytes",
             )
         return GGUFTensor(name, shape, block_type, start, nbytes)
+
+    def _check_apart(self, tensors: dict[str, GGUFTensor]) -> None:
+        in_order = sorted(tensors.values(), key=lambda tensor: tensor.start)
+        for one, following in pairwise(in_order):
+            if one.start + one.nbytes > following.start:
+                raise self._error(
+                    f"tensors {one.name!r:.100} and {following.name!r:.100} apart",
+                    f"both at byte {following.start}",
+                )
 
     def _quick_strings(self, count: int) -> list[str] | None:
         """The next strings in a tight loop: a vocabulary has 100,000. None if any is not right."""
@@ -207,4 +220,4 @@ class _Walk:
         return part
 
     def _error(self, expected: str, found: str) -> CheckpointError:
-        return CheckpointError(f"{self._path}: expected {expected}, found {found}")
+        return CheckpointError(f"{self._path}: expected {expected:.300}, found {found:.300}")

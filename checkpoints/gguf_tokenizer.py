@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from checkpoints.errors import CheckpointError, first_line
 from checkpoints.gguf_config import token_id
 from checkpoints.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
+MAX_SQUARES = 1 << 28  # of the lengths of all tokens; a vocabulary of 262,144 has 2**24
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
 # What ends a turn in the chat formats of these families, when the file names only one end token.
 END_OF_TURN = (
@@ -75,7 +77,7 @@ def end_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _error(path: Path, key: str, expected: str, found: str) -> CheckpointError:
     return CheckpointError(
-        f"{path}: expected metadata 'tokenizer.ggml.{key}' to be {expected}, found {found}"
+        f"{path}: expected metadata 'tokenizer.ggml.{key}' to be {expected}, found {found:.100}"
     )
 
 
@@ -85,7 +87,9 @@ def _tokens(path: Path, metadata: Mapping[str, Any]) -> list[str]:
         raise _error(path, "tokens", "a list of texts", "none")
     if len(set(tokens)) != len(tokens):
         twice = next(text for text, count in Counter(tokens).items() if count > 1)
-        raise _error(path, "tokens", "all different", f"{twice!r} more than once")
+        raise _error(path, "tokens", "all different", f"{twice!r:.100} more than once")
+    if sum(len(text) ** 2 for text in tokens) > MAX_SQUARES:  # ways to halve them
+        raise _error(path, "tokens", "short texts", f"one of {max(map(len, tokens))} characters")
     return tokens
 
 
@@ -93,9 +97,16 @@ def _token_types(path: Path, metadata: Mapping[str, Any], count: int) -> Sequenc
     types = metadata.get("tokenizer.ggml.token_type")
     if types is None:
         return [NORMAL] * count
-    if isinstance(types, str) or len(types) != count:
-        raise _error(path, "token_type", f"{count} numbers", str(len(types)))
+    _check_numbers(path, "token_type", types, count, "iu")
     return [int(kind) for kind in types]
+
+
+def _check_numbers(path: Path, key: str, found: Any, count: int, kinds: str) -> None:
+    """kinds: of numpy's dtypes."""
+    array = np.asarray(found)
+    is_good = array.ndim == 1 and array.dtype.kind in kinds
+    if not is_good or len(array) != count:
+        raise _error(path, key, f"{count} numbers", str(len(array)) if is_good else "others")
 
 
 def _pre_tokenizer(path: Path, metadata: Mapping[str, Any]) -> PreTokenizer:
@@ -115,7 +126,7 @@ def _byte_level(path: Path, metadata: Mapping[str, Any], tokens: list[str]) -> T
     for line in lines:
         left, space, right = line.partition(" ")
         if not space:
-            raise _error(path, "merges", "pairs with a space between", repr(line))
+            raise _error(path, "merges", "pairs with a space between", f"{line!r:.100}")
         merges.append((left, right))
     model = _bpe(path, tokens, merges, ignore_merges=rules.ignores_merges)
     tokenizer = Tokenizer(model)
@@ -133,9 +144,9 @@ def _sentencepiece(
     path: Path, metadata: Mapping[str, Any], tokens: list[str], types: Sequence[int]
 ) -> Tokenizer:
     scores = metadata.get("tokenizer.ggml.scores")
-    if scores is None or isinstance(scores, str) or len(scores) != len(tokens):
-        found = "none" if scores is None else str(len(scores))
-        raise _error(path, "scores", f"{len(tokens)} numbers", found)
+    if scores is None:
+        raise _error(path, "scores", f"{len(tokens)} numbers", "none")
+    _check_numbers(path, "scores", scores, len(tokens), "iuf")
     unknown = token_id(metadata, "tokenizer.ggml.unknown_token_id") or 0
     if unknown >= len(tokens):
         raise _error(path, "unknown_token_id", f"below {len(tokens)}", str(unknown))

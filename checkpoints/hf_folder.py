@@ -6,13 +6,15 @@ Tensors are safetensors.py's. No JAX, no transformers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, processors
 
 from checkpoints.errors import CheckpointError, first_line
+from checkpoints.file_bytes import check_small
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -22,7 +24,11 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_bytes())
+        check_small(path)
+        raw = path.read_bytes()
+        value = json.loads(raw)
+        if rb"\ud" in raw.lower():  # half of a pair alone is no text: a UnicodeEncodeError
+            json.dumps(value, ensure_ascii=False).encode()
     except OSError as error:
         raise CheckpointError(f"{path}: expected a readable file, found {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -41,28 +47,39 @@ def read_tokenizer(folder: Path) -> Tokenizer:
             f"{folder}: expected {TOKENIZER_FILE}, found "
             + (f"only {', '.join(others)}; save it as a fast tokenizer" if others else "none")
         )
-    try:
+    check_small(path)
+    with _tokenizer_faults(path):
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing narrower
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+
+@contextmanager
+def _tokenizer_faults(path: Path) -> Generator[None]:
+    """What the tokenizers library makes of a damaged file: any exception, or a panic of Rust."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise CheckpointError(
             f"{path}: expected a tokenizer of the tokenizers library, found {first_line(error)}"
         ) from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def read_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, else tokenizer_config.json's (its default of several), else None."""
     path = folder / "chat_template.jinja"
     if path.is_file():
+        check_small(path)
         try:
             return path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path}: expected UTF-8, found {first_line(error)}") from None
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry for entry in template if isinstance(entry, dict)}
+        named = {str(entry.get("name")): entry for entry in template if isinstance(entry, dict)}
         template = named.get("default", {}).get("template")
     if template is None or isinstance(template, str):
         return template
@@ -111,8 +128,9 @@ def strip_post_processor(folder: Path, tokenizer: Tokenizer, bos_token: str | No
     not be what the model was trained on.
     """
     probe = "a"
-    bare = tokenizer.encode(probe, add_special_tokens=False).ids
-    full = tokenizer.encode(probe, add_special_tokens=True).ids
+    with _tokenizer_faults(folder / TOKENIZER_FILE):
+        bare = tokenizer.encode(probe, add_special_tokens=False).ids
+        full = tokenizer.encode(probe, add_special_tokens=True).ids
     tokenizer.post_processor = processors.Sequence([])
     extra = len(full) - len(bare)
     at = next((i for i in range(extra + 1) if full[i : i + len(bare)] == bare), 0)

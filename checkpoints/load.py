@@ -118,9 +118,9 @@ def read_params(
         tensor; then for scales that are no scales, and for numbers that are not finite in floats
         that are to be rounded, or in any if they must be.
     """
-    chosen = _choose(source, specs, ignore, file, is_quantized)
-    for spec, infos in zip(specs, chosen, strict=True):
-        _check(spec, infos, file)
+    for fault in load_faults(source, specs, ignore=ignore, is_quantized=is_quantized, file=file):
+        raise CheckpointError(fault)
+    chosen = _match(source, specs, is_quantized)
     target = np.dtype(dtype)
 
     def made(spec: WeightSpec | ProductSpec, infos: Infos) -> dict[ParamPath, np.ndarray]:
@@ -156,33 +156,59 @@ def _in_order(
                 future.cancel()
 
 
-def _choose(
+def load_faults(
     source: TensorSource,
     specs: Sequence[WeightSpec | ProductSpec],
-    ignore: Sequence[str],
+    *,
+    ignore: Sequence[str] = (),
+    is_quantized: bool = False,
     file: str,
-    is_quantized: bool,
+) -> Generator[str]:
+    """What `read_params` would refuse before it reads a tensor, all of it; the first is what it
+    raises.
+    """
+    chosen = _match(source, specs, is_quantized)
+    yield from _left_faults(source, specs, chosen, ignore, file)
+    for spec, infos in zip(specs, chosen, strict=True):
+        try:
+            if infos:
+                _check(spec, infos, file)
+        except CheckpointError as error:
+            yield str(error)
+
+
+def _match(
+    source: TensorSource, specs: Sequence[WeightSpec | ProductSpec], is_quantized: bool
 ) -> list[Infos]:
-    """The tensors of each spec. Raises if a spec stays empty or a tensor is left over."""
+    """The tensors of each spec; none for one that stays empty."""
     available = set(source.names())
     chosen = [_names_of(spec, available, is_quantized) for spec in specs]
+    return [{part: source.info(name) for part, name in names.items()} for names in chosen]
+
+
+def _left_faults(
+    source: TensorSource,
+    specs: Sequence[WeightSpec | ProductSpec],
+    chosen: Sequence[Infos],
+    ignore: Sequence[str],
+    file: str,
+) -> Generator[str]:
+    """Specs that stay empty, and tensors that are left over."""
+    available = set(source.names())
     missing = [
         name
-        for spec, found in zip(specs, chosen, strict=True)
-        if not found
+        for spec, infos in zip(specs, chosen, strict=True)
+        if not infos
         for name in _missing_of(spec, available)
     ]
     if missing:
-        raise CheckpointError(
-            f"{file}: expected {_listed(missing)}, found {len(available)} tensors without"
-        )
-    left = available.difference(name for names in chosen for name in names.values())
+        yield f"{file}: expected {_listed(missing)}, found {len(available)} tensors without"
+    left = available.difference(info.name for infos in chosen for info in infos.values())
     left = {name for name in left if not any(fnmatchcase(name, pattern) for pattern in ignore)}
     if left:
-        raise CheckpointError(
+        yield (
             f"{file}: expected only tensors that the model uses, found also {_listed(sorted(left))}"
         )
-    return [{part: source.info(name) for part, name in names.items()} for names in chosen]
 
 
 def _names_of(
@@ -218,7 +244,7 @@ def _parts_of(spec: ProductSpec, name: str) -> dict[str, str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:MAX_LISTED])
+    shown = ", ".join(f"{name!r:.150}" for name in names[:MAX_LISTED])
     more = " ..." if len(names) > MAX_LISTED else ""
     return f"{len(names)} tensor{'s' if len(names) > 1 else ''} {shown}{more}"
 

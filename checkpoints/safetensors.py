@@ -17,11 +17,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.errors import CheckpointError, first_line
-from checkpoints.file_bytes import FileBytes
+from checkpoints.file_bytes import FileBytes, check_small
 from checkpoints.source import TensorInfo
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+MAX_NAME = 255  # of a file
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
@@ -135,6 +136,11 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def infos_of(path: Path) -> list[TensorInfo]:
+    """Of the tensors of one file. Raises: CheckpointError."""
+    return [entry.info for entry in _entries(path).values()]
+
+
 def _weights_found(folder: Path) -> str:
     kinds = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
     found = sorted(path.name for path in folder.iterdir() if path.suffix in kinds)
@@ -143,6 +149,7 @@ def _weights_found(folder: Path) -> str:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Tensor name -> shard file name, each a plain name in the index's own folder."""
+    check_small(index)
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         good = isinstance(weight_map, dict) and all(
@@ -155,8 +162,10 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not good or not weight_map:
         raise CheckpointError(f"{index}: expected 'weight_map' to map tensor names to file names")
     for file in weight_map.values():
-        if not file or Path(file).name != file:
-            raise CheckpointError(f"{index}: expected file names without a folder, found {file!r}")
+        if not file or Path(file).name != file or len(file) > MAX_NAME:
+            raise CheckpointError(
+                f"{index}: expected file names without a folder, found {file!r:.100}"
+            )
     return weight_map
 
 

@@ -257,14 +257,14 @@ class _Phases:
 def _find(config: EngineConfig, cache_dir: Path) -> FoundModel:
     return find_model(
         config.source,
-        _backend(config),
+        backend_of(config),
         cache_dir,
         max_model_len=config.scheduler.max_model_len,
         show_progress=config.show_progress,
     )
 
 
-def _backend(config: EngineConfig) -> Backend:
+def backend_of(config: EngineConfig) -> Backend:
     """The kernels' form on this process's device. Raises: ConfigError."""
     device = jax.devices()[0]
     try:

@@ -82,6 +82,11 @@ class ChatTemplate:
         self._clock = clock
         try:
             self._template = _environment().from_string(source)
+        except RecursionError:
+            raise ConfigError(
+                "the chat template does not compile: it is nested too deeply; correct it, or give "
+                "another one with --chat-template"
+            ) from None
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"the chat template does not compile: line {error.lineno}: {error.message}; "

@@ -86,8 +86,8 @@ def _understood(
 ) -> FoundModel:
     template = _chat_template(source)
     dtype = default_dtype(source.dtype)
-    choice = _choose(source, checkpoint, dtype, backend)
-    with _faults_of(checkpoint.path):
+    choice = choose(source, checkpoint, dtype, backend)
+    with faults_of(checkpoint.path):
         decoder = decoder_for(
             checkpoint.config,
             dtype=dtype,
@@ -98,16 +98,17 @@ def _understood(
         return FoundModel(checkpoint, choice, decoder, Tokenizer.of(checkpoint, template))
 
 
-def _choose(
+def choose(
     source: ModelSource, checkpoint: Checkpoint, dtype: jnp.dtype, backend: Backend
 ) -> WeightChoice:
+    """As `choose_weights`, for this process's device."""
     is_measured = dtype == jnp.float32  # as certificates are
     is_fast = jax.devices()[0].platform == "cpu" and backend.form == "reference"
     return choose_weights(source, checkpoint, is_int8_fast=is_measured and is_fast)
 
 
 @contextmanager
-def _faults_of(path: Path) -> Generator[None]:
+def faults_of(path: Path) -> Generator[None]:
     """What a checkpoint's content makes go wrong is the checkpoint's fault, with its name."""
     try:
         yield

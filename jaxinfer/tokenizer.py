@@ -247,7 +247,7 @@ class Tokenizer:
 def _token_id(backend: tokenizers.Tokenizer, name: str, token: str | None) -> int | None:
     token_id = None if token is None else backend.token_to_id(token)
     if token is not None and token_id is None:
-        raise ConfigError(f"{name} {token!r} is not in the tokenizer's vocabulary")
+        raise ConfigError(f"{name} {token!r:.100} is not in the tokenizer's vocabulary")
     return token_id
 
 

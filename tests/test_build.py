@@ -316,14 +316,14 @@ def test_kernels_follow_the_device_and_the_flags(
     expected: Backend,
 ):
     monkeypatch.setattr(jax, "devices", lambda: [FakeGpu(capability)])
-    assert build_module._backend(replace(EngineConfig(), **fields)) == expected
+    assert build_module.backend_of(replace(EngineConfig(), **fields)) == expected
     assert ("may depend on its company" in caplog.text) == (expected.form == "reference")
 
 
 def test_a_gpu_that_cannot_be_exact_is_refused_with_the_flag(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jax, "devices", lambda: [FakeGpu("10.0")])
     with pytest.raises(ConfigError, match="--no-batch-invariant"):
-        build_module._backend(EngineConfig())
+        build_module.backend_of(EngineConfig())
 
 
 def test_a_path_without_a_model_is_refused(tmp_path: Path):

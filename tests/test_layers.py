@@ -27,7 +27,7 @@ ORDER: tuple[dict[str, str], ...] = (  # left to right; room -> its modules, bel
         "async_engine": "async_engine engine_inbox batch_window request_stream observer",
         "rollout": "rollout rollout_log canary",
         "build": "build assembly found_model second_engine loaded_versions fitting_version "
-        "own_engine_version version_reading version_loading",
+        "own_engine_version version_reading version_loading inspection",
         "quantization": "quantization",
     },
     {

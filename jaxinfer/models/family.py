@@ -12,7 +12,7 @@ from typing import Any
 from jaxinfer.errors import ConfigError
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder_layer import MakeLayer
-from jaxinfer.models.hf_keys import MAX_POSITIONS, HfKeys
+from jaxinfer.models.hf_keys import MAX_POSITIONS, MAX_SIZE, HfKeys
 from jaxinfer.models.rope_keys import check_pairs
 
 
@@ -88,5 +88,5 @@ def _reaching(config: ModelConfig) -> ModelConfig:
     if scaling is None or scaling.rope_type != "yarn":
         return config
     reach = int(scaling.original_max_position_embeddings * scaling.factor)
-    longest = max(reach, config.max_position_embeddings)
+    longest = max(min(reach, MAX_SIZE), config.max_position_embeddings)
     return replace(config, max_position_embeddings=longest)

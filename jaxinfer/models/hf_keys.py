@@ -5,7 +5,7 @@ No JAX here. A key that would change the arithmetic is read or refused, never pa
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,8 +27,10 @@ ACTIVATIONS: dict[Any, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-MAX_POSITIONS = "max_position_embeddings"
 PARTIAL = "partial_rotary_factor"
+MAX_POSITIONS, NUM_LAYERS = "max_position_embeddings", "num_hidden_layers"
+MAX_SIZE = (1 << 31) - 1  # of an axis
+MAX_LAYERS = 1024  # each is planned by itself
 
 
 class HfKeys:
@@ -56,9 +58,11 @@ class HfKeys:
         return self._hf.get(key)
 
     def positive(self, key: str, *, default: int | None = None) -> int:
-        value = self._hf.get(key, default)
+        value, most = self._hf.get(key, default), MAX_LAYERS if key == NUM_LAYERS else MAX_SIZE
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"config.json: {key} must be a positive integer; got {value!r}")
+            raise ConfigError(f"config.json: {key} must be a positive integer; got {value!r:.100}")
+        if value > most:
+            raise ConfigError(f"config.json: {key} must be at most {most}; got {value!r:.100}")
         return value
 
     def whole(self, key: str) -> int:
@@ -75,14 +79,14 @@ class HfKeys:
     def number(self, key: str, *, default: float | None = None) -> float:
         """A positive one."""
         value = self._hf.get(key, default)
-        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise ConfigError(f"config.json: {key} must be a positive number; got {value!r}")
+        if not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+            raise ConfigError(f"config.json: {key} must be a positive number; got {value!r:.100}")
         return float(value)
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         value = self._hf.get(key, default)
         if not isinstance(value, bool):
-            raise ConfigError(f"config.json: {key} must be true or false; got {value!r}")
+            raise ConfigError(f"config.json: {key} must be true or false; got {value!r:.100}")
         return value
 
     def refuse(self, *keys: str) -> None:
@@ -90,7 +94,7 @@ class HfKeys:
         for key in keys:
             if self._hf.get(key):
                 raise ConfigError(
-                    f"config.json: {key} must be absent or off; got {self.get(key)!r}"
+                    f"config.json: {key} must be absent or off; got {self.get(key)!r:.100}"
                 )
 
     def refuse_unsupported(self) -> None:
@@ -116,14 +120,14 @@ class HfKeys:
     def _refuse_partial(self, key: str) -> None:
         for value in (self._hf.get(key), self._rope.get(key)):
             if value not in (None, 1.0):
-                raise ConfigError(f"config.json: {key} must be 1; got {value!r}")
+                raise ConfigError(f"config.json: {key} must be 1; got {value!r:.100}")
 
     def activation(self, key: str = "hidden_act") -> Activation:
         name = self._hf.get(key, "silu")
         found = ACTIVATIONS.get(name) if isinstance(name, str) else None
         if found is None:
             raise ConfigError(
-                f"config.json: {key} must be one of {', '.join(ACTIVATIONS)}; got {name!r}"
+                f"config.json: {key} must be one of {', '.join(ACTIVATIONS)}; got {name!r:.100}"
             )
         return found
 
@@ -133,7 +137,9 @@ class HfKeys:
         if types is None:
             types = list(pattern)
         if not isinstance(types, list | tuple) or not all(kind in LAYER_TYPES for kind in types):
-            raise ConfigError(f"config.json: layer_types must be of {LAYER_TYPES}; got {types!r}")
+            raise ConfigError(
+                f"config.json: layer_types must be of {LAYER_TYPES}; got {types!r:.100}"
+            )
         if len(types) != num_layers:
             raise ConfigError(
                 f"config.json: layer_types must name each of {num_layers} layers; got {len(types)}"
@@ -147,7 +153,7 @@ class HfKeys:
         if extra or not isinstance(own, Mapping):
             raise ConfigError(
                 f"config.json: rope_parameters must have one object for {FULL} and one for "
-                f"{SLIDING}; got {dict(self._rope)!r}"
+                f"{SLIDING}; got {dict(self._rope)!r:.300}"
             )
         found = HfKeys(self._hf | {"rope_parameters": None, "rope_scaling": dict(own)}, {})
         found.refuse_partial_rotary()
@@ -169,5 +175,5 @@ class HfKeys:
 
 def _not_flat(rope: Any) -> ConfigError:
     return ConfigError(
-        f"config.json: rope_parameters or rope_scaling must be one flat object; got {rope!r}"
+        f"config.json: rope_parameters or rope_scaling must be one flat object; got {rope!r:.300}"
     )

@@ -52,12 +52,13 @@ FAMILIES = {
 
 def family_of(hf_config: Mapping[str, Any]) -> Family:
     """Raises: ConfigError for an architecture that is not supported."""
-    names = hf_config.get("architectures") or ["none"]
+    found = hf_config.get("architectures") or ["none"]
+    names = [str(name) for name in found] if isinstance(found, list) else [str(found)]
     family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
     if family is None:
         raise ConfigError(
             f"config.json: architectures must name one of {', '.join(FAMILIES)}; "
-            f"got {', '.join(map(str, names))}"
+            f"got {', '.join(names):.100}"
         )
     return family
 

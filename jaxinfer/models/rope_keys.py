@@ -15,6 +15,7 @@ from jaxinfer.models.config import ModelConfig, RopeScaling
 
 LLAMA3_CONTEXT = 8192
 TRAINED_POSITIONS = "original_max_position_embeddings"
+MAX_REACH = 1 << 31  # positions
 
 
 def read_scaling(rope: Mapping[str, Any], *, trained: Any, most: Any) -> RopeScaling | None:
@@ -40,12 +41,12 @@ def read_scaling(rope: Mapping[str, Any], *, trained: Any, most: Any) -> RopeSca
             case _:
                 raise ConfigError(
                     "config.json: rope_type must be default, linear, dynamic, llama3, yarn or "
-                    f"longrope; got {kind!r}"
+                    f"longrope; got {kind!r:.100}"
                 )
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(
             f"config.json: rope scaling of type {kind!r} needs numbers for its keys; "
-            f"got {dict(rope)!r}"
+            f"got {dict(rope)!r:.300}"
         ) from error
     _check(scaling, rope)
     return scaling
@@ -116,16 +117,17 @@ def _factors(rope: Mapping[str, Any], key: str) -> tuple[float, ...]:
 
 def _check(scaling: RopeScaling, rope: Mapping[str, Any]) -> None:
     band = scaling.high_freq_factor - scaling.low_freq_factor
-    if not (0 < scaling.factor < math.inf and 0 < band < math.inf):
+    if not (0 < scaling.factor <= MAX_REACH and 0 < band < math.inf):
         raise ConfigError(
             f"config.json: rope scaling needs a positive factor and high_freq_factor above "
-            f"low_freq_factor; got {dict(rope)!r}"
+            f"low_freq_factor; got {dict(rope)!r:.300}"
         )
     betas = scaling.beta_slow, scaling.beta_fast, scaling.attention_factor
-    if scaling.original_max_position_embeddings < 1 or not all(0 < x < math.inf for x in betas):
+    trained = scaling.original_max_position_embeddings
+    if not 1 <= trained <= MAX_REACH or not all(0 < x < math.inf for x in betas):
         raise ConfigError(
             f"config.json: rope scaling needs positive numbers of original positions, beta_fast, "
-            f"beta_slow and attention_factor; got {dict(rope)!r}"
+            f"beta_slow and attention_factor; got {dict(rope)!r:.300}"
         )
 
 

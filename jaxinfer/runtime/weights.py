@@ -14,7 +14,7 @@ from tqdm import tqdm
 from checkpoints.checkpoint import Checkpoint
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import CONFIG_KEY, Quantization, quantization_of
-from checkpoints.load import ParamPath, load_params, read_params
+from checkpoints.load import ParamPath, load_faults, load_params, read_params
 from checkpoints.load_product import ProductSpec
 from jaxinfer.models.decoder import Decoder
 
@@ -82,6 +82,16 @@ def each_weight(
         num_threads=0,
         must_be_finite=True,
     )
+
+
+def weight_faults(checkpoint: Checkpoint, decoder: Decoder) -> list[str]:
+    """All that `load_weights` would refuse before it reads a tensor."""
+    try:
+        options = _options(checkpoint, decoder)
+    except CheckpointError as error:
+        return [str(error)]
+    del options["dtype"]
+    return list(load_faults(checkpoint.source, decoder.weight_plan(), **options))
 
 
 def _options(checkpoint: Checkpoint, decoder: Decoder) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -111,6 +112,80 @@ def test_what_a_jax_array_holds_is_read_as_well(tmp_path: Path):
     source = OrbaxSource(tmp_path)
     assert source.read("a").dtype == ml_dtypes.bfloat16
     source.close()
+
+
+SHARDED = """
+import sys
+import jax, numpy as np, orbax.checkpoint as ocp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
+def put(array, *axes):
+    return jax.device_put(array, NamedSharding(mesh, P(*axes)))
+matrix = np.arange(8 * 12, dtype=np.float32).reshape(8, 12)
+tree = {
+    "model": {"a": {"weight": put(matrix, "x", "y"), "q": put(matrix.astype(np.int8), ("x", "y"))}},
+    "model.b.weight": put(matrix[0].astype(jax.numpy.bfloat16)),
+}
+for name in ("files", "database", "zarr3"):
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=name != "files", use_zarr3=name == "zarr3")
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(f"{sys.argv[1]}/{name}/orbax", tree)
+with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(f"{sys.argv[1]}/standard/orbax", tree)
+"""
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Written by orbax itself from arrays on four devices, in each of its forms."""
+    top = tmp_path_factory.mktemp("sharded")
+    flags = "--xla_force_host_platform_device_count=4"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", SHARDED, str(top)], check=True, env=environment)
+    return top
+
+
+@pytest.mark.parametrize("form", ["files", "database", "zarr3", "standard"])
+def test_what_orbax_wrote_from_several_devices_is_read(sharded: Path, form: str):
+    source = OrbaxSource(sharded / form)
+    matrix = np.arange(8 * 12, dtype=np.float32).reshape(8, 12)
+    whole = {
+        "model.a.weight": matrix,
+        "model.a.q": matrix.astype(np.int8),
+        "model.b.weight": matrix[0].astype(ml_dtypes.bfloat16),
+    }
+    assert set(source.names()) == set(whole)
+    parts = [None, (slice(3, 5),), (slice(5, 7), slice(2, 9)), (slice(6, 2, -2),), (slice(4, 4),)]
+    for name, want in whole.items():
+        assert source.info(name).dtype == want.dtype
+        for part in parts:
+            part = part and part[: want.ndim]
+            got = source.read(name, part)
+            np.testing.assert_array_equal(got, want if part is None else want[part])
+    source.close()
+
+
+def test_rows_are_read_without_the_chunks_of_others(sharded: Path, tmp_path: Path):
+    shutil.copytree(sharded / "files", tmp_path / "copy")
+    lost = tmp_path / "copy" / ORBAX_FOLDER / "model.a.q" / "3.0"
+    lost.unlink()
+    source = OrbaxSource(tmp_path / "copy")
+    assert source.read("model.a.q", (slice(2, 6),)).shape == (4, 12)
+    for part in (None, (slice(5, 7),)):
+        with pytest.raises(CheckpointError, match=r"tensor 'model.a.q': expected int8 \(8, 12\)"):
+            source.read("model.a.q", part)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc", "..", ""])
+def test_a_name_outside_the_folder_is_refused(sharded: Path, tmp_path: Path, name: str):
+    shutil.copytree(sharded / "files", tmp_path / "copy")
+    file = tmp_path / "copy" / ORBAX_FOLDER / "_METADATA"
+    head = json.loads(file.read_text())
+    for entry in head["tree_metadata"].values():
+        entry["key_metadata"] = [{"key": name, "key_type": 2}]
+    file.write_text(json.dumps(head))
+    with pytest.raises(CheckpointError, match="expected an orbax checkpoint of arrays"):
+        OrbaxSource(tmp_path / "copy")
 
 
 def test_damage_is_named(tmp_path: Path, original: Checkpoint):

@@ -39,7 +39,8 @@ def _has_rope(keys: HfKeys) -> list[bool]:
         return [(i + 1) % every != 0 for i in range(count)]
     if not isinstance(given, list) or len(given) != count or any(x not in (0, 1) for x in given):
         raise ConfigError(
-            f"config.json: no_rope_layers must be 0 or 1 for each of {count} layers; got {given!r}"
+            f"config.json: no_rope_layers must be 0 or 1 for each of {count} layers; "
+            f"got {given!r:.100}"
         )
     return [bool(x) for x in given]
 
