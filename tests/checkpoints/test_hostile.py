@@ -45,7 +45,7 @@ def refusal(path: Path) -> str:
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
-    "layers": ({"num_hidden_layers": 1 << 30}, "num_hidden_layers must be a positive integer"),
+    "layers": ({"num_hidden_layers": 1 << 30}, "num_hidden_layers must be at most 1024"),
     "width": ({"hidden_size": 1 << 62}, "hidden_size must be at most"),
     "no float": ({"rope_theta": 10**400}, "rope_theta must be a positive number"),
     "no list": ({"architectures": 5}, "architectures must name one of"),
