@@ -32,6 +32,8 @@ class WeightFormat:
     has_zero: bool = False  # asymmetric: an integer zero point per scale
     activations: Activations = "float"  # int8: each row by its own largest magnitude;
     # int8_static: by one scale from calibration
+    has_order: bool = False  # the inputs are taken in an order of the product's own (GPTQ's
+    # act-order), which brings together those that share a scale
 
     def __post_init__(self) -> None:
         if self.bits not in (8, 4):
@@ -63,7 +65,8 @@ class WeightFormat:
         group = "" if self.group_size is None else f"-g{self.group_size}"
         zero = "-asym" if self.has_zero else ""
         acts = {"float": "", "int8": "-a8", "int8_static": "-a8s"}[self.activations]
-        return f"int{self.bits}{group}{zero}{acts}"
+        order = "-order" if self.has_order else ""
+        return f"int{self.bits}{group}{zero}{acts}{order}"
 
 
 def packed_group(group_size: int | None, num_inputs: int) -> int:
@@ -140,7 +143,10 @@ def quantization_of(config: Mapping[str, Any], file: str) -> Quantization | None
 
 
 def _as_dict(kept: WeightFormat | None) -> dict[str, Any] | None:
-    return None if kept is None else asdict(kept)
+    """Without has_order where there is none: versions are hashes of this, and older than it."""
+    if kept is None:
+        return None
+    return {key: value for key, value in asdict(kept).items() if value or key != "has_order"}
 
 
 def _from_dict(fields: Mapping[str, Any] | None) -> WeightFormat | None:
@@ -149,6 +155,6 @@ def _from_dict(fields: Mapping[str, Any] | None) -> WeightFormat | None:
     kept = WeightFormat(**fields)
     if type(kept.bits) is not int or type(kept.group_size) not in (int, type(None)):
         raise TypeError(f"bits {kept.bits!r} and group_size {kept.group_size!r}")
-    if not isinstance(kept.has_zero, bool):
-        raise TypeError(f"has_zero {kept.has_zero!r:.40}")
+    if not isinstance(kept.has_zero, bool) or not isinstance(kept.has_order, bool):
+        raise TypeError(f"has_zero {kept.has_zero!r:.40} and has_order {kept.has_order!r:.40}")
     return kept

@@ -21,7 +21,9 @@ _EXPERT = re.compile(
 )
 _MIXTRAL_ROUTER = re.compile(r"(.*\.)block_sparse_moe\.gate\.weight")
 _MIXTRAL_PRODUCTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-_FUSED = re.compile(r"(.*\.)(self_attn\.qkv_proj|mlp\.gate_up_proj)\.(weight|bias|q|scale|zero)")
+_FUSED = re.compile(
+    r"(.*\.)(self_attn\.qkv_proj|mlp\.gate_up_proj)\.(weight|bias|q|scale|zero|order)"
+)
 
 
 def arranged(source: TensorSource, config: Mapping[str, Any], file: str) -> TensorSource:
@@ -61,7 +63,9 @@ def _unfused(names: Sequence[str], config: Mapping[str, Any]) -> Parts:
             continue
         start = 0
         for product, size in sizes[found[2]].items():
-            parts[f"{found[1]}{product}.{found[3]}"] = Cut(name, start, start + size)
+            is_shared = found[3] == "order"  # of the inputs, which all of them have
+            cut = Joined((name,)) if is_shared else Cut(name, start, start + size)
+            parts[f"{found[1]}{product}.{found[3]}"] = cut
             start += size
     return parts
 

@@ -16,12 +16,18 @@ from checkpoints.qtensor import QTensor, spread
 from checkpoints.rounding import LEAST_SCALE, levels, round_to_nearest
 from checkpoints.source import TensorInfo, TensorSource
 
-PART_DTYPES = {"q": np.int8, "scale": np.float32, "zero": np.int8, "x_scale": np.float32}
+PART_DTYPES = {
+    "q": np.int8,
+    "scale": np.float32,
+    "zero": np.int8,
+    "x_scale": np.float32,
+    "order": np.int32,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ProductSpec:
-    """One quantized weight: the parameters q and scale, zero and x_scale if it has them.
+    """One quantized weight: the parameters q and scale; zero, x_scale and order if it has them.
 
     path: where they go, e.g. ("layers", 0, "mlp", "up_proj").
     names: accepted Hugging Face names without the last part; the first that the source has is used.
@@ -52,6 +58,8 @@ class ProductSpec:
             shapes["zero"] = (groups, num_outputs)
         if self.kept.activations == "int8_static":
             shapes["x_scale"] = ()
+        if self.kept.has_order:
+            shapes["order"] = (num_inputs,)
         return shapes
 
 
@@ -65,8 +73,8 @@ def read_product(
     _check_numbers(parts, infos, spec, file)
     if not (spec.is_unpacked and spec.kept.bits == 4):
         return parts
-    static = {name: parts.pop(name) for name in ("x_scale",) if name in parts}
-    return static | _unpacked(QTensor.from_parts(parts, spec.kept, spec.shape[1]))
+    others = {name: parts.pop(name) for name in ("x_scale", "order") if name in parts}
+    return others | _unpacked(QTensor.from_parts(parts, spec.kept, spec.shape[1]))
 
 
 def check_parts(infos: dict[str, TensorInfo], spec: ProductSpec, file: str) -> None:
@@ -87,6 +95,9 @@ def _check_numbers(
     for name, part in parts.items():
         if name == "q":  # any integer is one
             continue
+        if name == "order":
+            _check_order(part, infos[name], file)
+            continue
         low, high = _bounds(name, spec.kept)
         is_bad = ~((part >= low) & (part <= high))  # NaN too
         if is_bad.any():
@@ -95,6 +106,13 @@ def _check_numbers(
                 f"{file}: tensor {infos[name].name!r} has {part[at]} at {at}, "
                 f"expected numbers from {low:g} to {high:g}"
             )
+
+
+def _check_order(order: np.ndarray, info: TensorInfo, file: str) -> None:
+    if not np.array_equal(np.sort(order), np.arange(len(order))):
+        raise CheckpointError(
+            f"{file}: tensor {info.name!r}: expected each of {len(order)} inputs once, found others"
+        )
 
 
 def _bounds(part: str, kept: WeightFormat) -> tuple[float, float]:

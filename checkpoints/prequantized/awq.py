@@ -49,6 +49,8 @@ class AWQ:
 class AWQProduct:
     """A `PackedProduct`."""
 
+    order = None
+
     def __init__(self, tensors: Tensors, kept: WeightFormat):
         num_inputs, words = tensors.info("qweight", ("int32",)).shape
         num_groups, num_outputs = kept.groups(num_inputs), words * PER_WORD

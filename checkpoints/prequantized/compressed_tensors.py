@@ -8,7 +8,7 @@ packed ones are kept with half of their range added.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,13 @@ import numpy as np
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import Activations, WeightFormat
 from checkpoints.prequantized.gptq import SCALE_DTYPES
-from checkpoints.prequantized.product import Tensors, group_size, unpacked, whole_number
+from checkpoints.prequantized.product import (
+    Tensors,
+    group_size,
+    input_order,
+    unpacked,
+    whole_number,
+)
 
 PACKED, INTEGERS = "pack-quantized", "int-quantized"
 PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
@@ -47,10 +53,9 @@ class CompressedTensors:
                 f"{file}: expected compressed-tensors in format {PACKED} or {INTEGERS}, "
                 f"found {form!r:.60}"
             )
-        if weights.get("type", "int") != "int" or weights.get("actorder") not in (None, "weight"):
+        if weights.get("type", "int") != "int":
             raise CheckpointError(
-                f"{file}: expected integers in the order of their inputs, found type "
-                f"{weights.get('type')!r:.60} and actorder {weights.get('actorder')!r:.60}"
+                f"{file}: expected weights of type int, found {weights.get('type')!r:.60}"
             )
         activations = _activations(group.get("input_activations"), file)
         bits = whole_number(weights, "num_bits", (4, 8) if form == PACKED else (8,), file)
@@ -106,9 +111,9 @@ class CompressedProduct:
             tensors.info("weight_zero_point", ("int32",) if is_packed else ("int8",))
             height = -(-num_outputs * kept.bits // 32) if is_packed else num_outputs
             tensors.check_shape("weight_zero_point", (height, num_groups))
-        if "weight_g_idx" in tensors.infos:
-            raise tensors.error("weight_g_idx", "inputs in the order of their groups")
-        self.kept, self._tensors, self._is_packed = kept, tensors, is_packed
+        self.order = input_order(tensors, "weight_g_idx", num_inputs, kept.group_size)
+        self.kept = kept if self.order is None else replace(kept, has_order=True)
+        self._tensors, self._is_packed = tensors, is_packed
 
     @staticmethod
     def _shape(tensors: Tensors, is_packed: bool, per_word: int) -> tuple[int, int]:
@@ -123,10 +128,12 @@ class CompressedProduct:
         return num_outputs, num_inputs
 
     def q(self, rows: slice) -> np.ndarray:
-        if not self._is_packed:
-            return self._tensors.read("weight", (rows,))
-        packed = self._tensors.read("weight_packed", (rows,))
-        return self._levels(unpacked(packed, self.kept.bits, 1)[:, : self.shape[1]])
+        if self._is_packed:
+            packed = self._tensors.read("weight_packed", (rows,))
+            q = self._levels(unpacked(packed, self.kept.bits, 1)[:, : self.shape[1]])
+        else:
+            q = self._tensors.read("weight", (rows,))
+        return q if self.order is None else q[:, self.order]
 
     def scale(self, rows: slice) -> np.ndarray:
         return self._tensors.read("weight_scale", (rows,)).astype(np.float32).T

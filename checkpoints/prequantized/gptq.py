@@ -7,14 +7,20 @@ outputs (zero points), 32 bits at a time; `gptq` keeps zero points less 1, `gptq
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import WeightFormat
-from checkpoints.prequantized.product import Tensors, group_size, unpacked, whole_number
+from checkpoints.prequantized.product import (
+    Tensors,
+    group_size,
+    input_order,
+    unpacked,
+    whole_number,
+)
 
 SCALE_DTYPES = ("float16", "bfloat16", "float32")
 
@@ -59,13 +65,15 @@ class GPTQProduct:
         tensors.check_shape("scales", (num_groups, num_outputs))
         tensors.info("qzeros", ("int32",))
         tensors.check_shape("qzeros", (num_groups, -(-num_outputs // per_word)))
-        self.kept, self.shape = kept, (num_outputs, num_inputs)
+        self.shape = (num_outputs, num_inputs)
         self._tensors, self._zeros_less_one = tensors, zeros_less_one
         self._middle = 2 ** (kept.bits - 1)
-        self._check_order()
+        self.order = input_order(tensors, "g_idx", num_inputs, kept.group_size)
+        self.kept = kept if self.order is None else replace(kept, has_order=True)
 
     def q(self, rows: slice) -> np.ndarray:
         q = unpacked(self._tensors.read("qweight", (slice(None), rows)), self.kept.bits, 0).T
+        q = q if self.order is None else q[:, self.order]
         # Four bits with zero points stay from 0 to 15; all others are about the middle, as int8.
         low = 0 if self.kept.bits == 4 and self.kept.has_zero else self._middle
         if not self.kept.has_zero:
@@ -89,17 +97,4 @@ class GPTQProduct:
         if (self._zeros(rows) != self._middle).any():
             raise self._tensors.error(
                 "qzeros", f"zero points of {self._middle} alone, since quantization_config has sym"
-            )
-
-    def _check_order(self) -> None:
-        """Inputs must be in the order of their groups."""
-        if "g_idx" not in self._tensors.infos:
-            return
-        num_inputs = self.shape[1]
-        self._tensors.info("g_idx", ("int32",), 1)
-        self._tensors.check_shape("g_idx", (num_inputs,))
-        groups = np.arange(num_inputs) // (self.kept.group_size or num_inputs)
-        if not np.array_equal(self._tensors.read("g_idx"), groups):
-            raise self._tensors.error(
-                "g_idx", "inputs in the order of their groups: desc_act (act-order) is not read"
             )

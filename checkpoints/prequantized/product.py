@@ -19,6 +19,11 @@ class PackedProduct(Protocol):
     kept: WeightFormat
     shape: tuple[int, int]
 
+    @property
+    def order(self) -> np.ndarray | None:
+        """int32[K]: the input that each column of q is of; None: 0 to K - 1."""
+        ...
+
     def q(self, rows: slice) -> np.ndarray:
         """int8[n, K], one integer each."""
         ...
@@ -34,6 +39,11 @@ class PackedProduct(Protocol):
 
 class Method(Protocol):
     """What config.json says of all products."""
+
+    @property
+    def kept(self) -> WeightFormat:
+        """Their format, in the order of their inputs."""
+        ...
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -94,6 +104,28 @@ def group_size(config: Mapping[str, Any], key: str, file: str) -> int | None:
     """None: one scale per output."""
     size = whole_number(config, key, (*GROUP_SIZES, -1), file)
     return None if size == -1 else size
+
+
+def input_order(
+    tensors: Tensors, part: str, num_inputs: int, group_size: int | None
+) -> np.ndarray | None:
+    """int32[K]: which inputs come one after the other if those of a group shall; None: they do.
+
+    part: int32[K], the group of each input, which the product may lack.
+    Raises: CheckpointError if groups have other sizes.
+    """
+    if part not in tensors.infos:
+        return None
+    tensors.info(part, ("int32",), 1)
+    tensors.check_shape(part, (num_inputs,))
+    groups = np.asarray(tensors.read(part))
+    expected = np.arange(num_inputs) // (group_size or num_inputs)
+    if np.array_equal(groups, expected):
+        return None
+    order = np.argsort(groups, kind="stable").astype(np.int32)
+    if not np.array_equal(groups[order], expected):
+        raise tensors.error(part, f"groups of {group_size or num_inputs} inputs each, from 0 on")
+    return order
 
 
 def unpacked(packed: np.ndarray, bits: int, axis: int) -> np.ndarray:

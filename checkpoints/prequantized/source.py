@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ METHODS: dict[str, Callable[[Mapping[str, Any], str], Method]] = {
     "awq": AWQ.of,
     "compressed-tensors": CompressedTensors.of,
 }
-LAYERS, WEIGHT = "model.layers.", ".weight"
+LAYERS = "model.layers."
 
 
 def method_of(config: Mapping[str, Any]) -> str | None:
@@ -41,6 +42,9 @@ class ConvertedSource:
 
     Args:
         config: of the folder; its quantization_config is of another tool.
+    Attributes:
+        kept: the format of products whose inputs are in their order.
+
     Raises: CheckpointError for a method that is not read, and for parts that do not fit together.
     """
 
@@ -63,7 +67,7 @@ class ConvertedSource:
             self._infos |= _infos(product, found)
         if not self._products:
             raise CheckpointError(f"{file}: expected products quantized by {name}, found none")
-        self.kept: WeightFormat = next(iter(self._products.values())).kept
+        self.kept = method.kept
 
     def names(self) -> Sequence[str]:
         return list(self._infos)
@@ -78,8 +82,11 @@ class ConvertedSource:
         self.info(name)
         product_name, _, part = name.rpartition(".")
         product = self._products.get(product_name)
-        if product is None or part not in ("q", "scale", "zero"):
+        if product is None or part not in ("q", "scale", "zero", "order"):
             return self._source.read(name, slices)
+        if part == "order":
+            assert product.order is not None
+            return product.order[slices or ()]
         first, second = (*(slices or ()), slice(None), slice(None))[:2]
         if part == "q":
             q = product.q(first)
@@ -100,16 +107,18 @@ def converted_config(
 
     Args:
         source: with the names that models here have.
-        kept: the format of all products but those that are floats.
+        kept: the format of products, but for those that are floats or have an order of their own.
     """
-    floats = sorted(
-        name.removeprefix("model.").removesuffix(".weight")
-        for name in source.names()
-        if name.startswith(LAYERS)
-        and name.endswith(".weight")
-        and len(source.info(name).shape) == 2
-    )
-    quantization = Quantization(kept, None, tuple((name, None) for name in floats))
+    others: dict[str, WeightFormat | None] = {}
+    for name in source.names():
+        product, _, part = name.removeprefix("model.").rpartition(".")
+        if not name.startswith(LAYERS):
+            continue
+        if part == "weight" and len(source.info(name).shape) == 2:
+            others[product] = None
+        elif part == "order":
+            others[product] = replace(kept, has_order=True)
+    quantization = Quantization(kept, None, tuple(sorted(others.items())))
     return {**config, CONFIG_KEY: quantization.to_config()}
 
 
@@ -145,6 +154,8 @@ def _infos(name: str, product: PackedProduct) -> dict[str, TensorInfo]:
     }
     if kept.has_zero:
         parts["zero"] = ((groups, num_outputs), np.int8)
+    if kept.has_order:
+        parts["order"] = ((num_inputs,), np.int32)
     return {
         f"{name}.{part}": TensorInfo(
             f"{name}.{part}", shape, np.dtype(dtype), math.prod(shape) * np.dtype(dtype).itemsize

@@ -59,7 +59,8 @@ class Linear(nnx.Module):
 class QuantizedLinear(nnx.Module):
     """The same with weights of 8 or 4 bits: `q`, and a `scale` for each group of inputs and output.
 
-    Layouts: checkpoints/qtensor.py. `zero` holds zero points, `x_scale` the static scale of x.
+    Layouts: checkpoints/qtensor.py. `zero` holds zero points, `x_scale` the static scale of x,
+    `order` the input that each column of the weight is of.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class QuantizedLinear(nnx.Module):
         self.zero = _empty((groups, out_dim), jnp.dtype("int8")) if has_zero else None
         is_static = kept.activations == "int8_static"
         self.x_scale = _empty((), jnp.dtype("float32")) if is_static else None
+        self.order = _empty((in_dim,), jnp.dtype("int32")) if kept.has_order else None
         self.bias = _empty((out_dim,), arithmetic.dtype) if use_bias else None
         self.kept, self.backend = kept, arithmetic.backend
 
@@ -87,6 +89,8 @@ class QuantizedLinear(nnx.Module):
         zero = None if self.zero is None else self.zero[...]
         x_scale = None if self.x_scale is None else self.x_scale[...]
         weight = IntegerWeight(self.q[...], self.scale[...], zero, x_scale)
+        if self.order is not None:
+            x = x.at[:, self.order[...]].get(mode="promise_in_bounds", unique_indices=True)
         product = partial(quantized_product, x, weight, self.kept, backend=self.backend)
         return _with_bias(product, self.bias, x.dtype)
 

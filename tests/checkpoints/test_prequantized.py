@@ -33,7 +33,7 @@ from tests.checkpoints.other_tools import (
     random_numbers,
 )
 from tests.held_tensors import Held
-from tests.models.tiny_decoder import MIXTRAL, dense_logits
+from tests.models.tiny_decoder import MIXTRAL, PHI3, dense_logits
 from tests.tiny import tiny_config, tiny_tensors, write_checkpoint
 
 SHAPE = (24, 256)
@@ -110,6 +110,33 @@ def test_values_are_those_of_the_formula(
     np.testing.assert_array_equal(found, numbers.values)
 
 
+def out_of_order(numbers: Numbers, seed: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """Groups of inputs as act-order leaves them, int32[K], and the values float32[N, K] then."""
+    groups = np.random.default_rng(seed).permutation(
+        np.arange(numbers.q.shape[1], dtype=np.int32) // numbers.group_size
+    )
+    difference = (numbers.q - numbers.zero[:, groups]).astype(np.float32)
+    return groups, difference * numbers.scale.astype(np.float32)[:, groups]
+
+
+@pytest.mark.parametrize("method", ["gptq", "compressed-tensors"])
+def test_inputs_out_of_order_are_brought_together(method: str):
+    numbers = random_numbers(SHAPE, 4, 64, is_symmetric=True)
+    groups, values = out_of_order(numbers)
+    if method == "gptq":
+        config = gptq_config(4, 64, sym=True, desc_act=True)
+        parts = gptq(numbers, 4) | {"g_idx": groups}
+    else:
+        config = compressed_config("pack-quantized", 4, 64, is_symmetric=True)
+        parts = pack_quantized(numbers, 4, is_symmetric=True) | {"weight_g_idx": groups}
+    source = ConvertedSource(Held(named(parts)), {"quantization_config": config}, "f")
+    found = {name.rpartition(".")[2]: source.read(name) for name in source.names()}
+    order = found.pop("order")
+    dequantized = QTensor.from_parts(found, WeightFormat(4, 64), SHAPE[1]).dequantized()
+    np.testing.assert_array_equal(dequantized, values[:, order])
+    assert (np.diff(groups[order]) >= 0).all()
+
+
 METHODS: dict[str, tuple[dict[str, Any], int, int | None, bool, Pack]] = {
     "gptq": (gptq_config(4, 32, sym=True), 4, 32, True, lambda n: gptq(n, 4)),
     "awq": (awq_config(32), 4, 32, False, awq),
@@ -168,6 +195,31 @@ def test_a_folder_computes_as_its_numbers_do(tmp_path: Path, method: str, change
     np.testing.assert_allclose(found, want, rtol=0, atol=2e-3 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_a_folder_in_act_order_computes_as_its_numbers_do(tmp_path: Path, family: str):
+    changes: dict[str, Any] = SIZES | (PHI3 if family == "phi3" else {})
+    floats = write_quantized(tmp_path / "model", "gptq", **changes)
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    for number, name in enumerate([name for name in tensors if name.endswith("g_idx")]):
+        product = name.removesuffix(".g_idx")
+        shape = floats[f"{product}.weight"].shape
+        seed = list(floats).index(f"{product}.weight")
+        numbers = random_numbers((shape[0], shape[1]), 4, 32, is_symmetric=True, seed=seed)
+        tensors[name], floats[f"{product}.weight"] = out_of_order(numbers, number)
+    save_file(tensors, tmp_path / "model" / "model.safetensors")
+    write_checkpoint(tmp_path / "float", **changes)
+    save_file(floats, tmp_path / "float" / "model.safetensors")
+    ids, logits = list(range(20, 60)), list[np.ndarray]()
+    for folder in ("model", "float"):
+        checkpoint = open_checkpoint(tmp_path / folder)
+        kept = quantization_of(checkpoint.config, "f")
+        decoder = decoder_for(
+            checkpoint.config, dtype=jnp.dtype("float32"), quantization=kept, max_model_len=None
+        )
+        logits.append(dense_logits(decoder, load_weights(checkpoint, decoder), ids))
+    np.testing.assert_allclose(*logits, rtol=0, atol=2e-3 * np.abs(logits[1]).max())
+
+
 def test_it_is_written_again_in_our_own_form(tmp_path: Path):
     write_quantized(tmp_path / "model", "gptq")
     original = open_checkpoint(tmp_path / "model")
@@ -215,7 +267,8 @@ def test_a_config_that_is_not_read_is_told(tmp_path: Path, changes: dict[str, An
         ("qzeros", None, "qzeros', found none"),
         ("scales", np.zeros((3, 1, 1), np.float16), "float16 or bfloat16 or float32 of 2 axes"),
         ("g_idx", np.zeros(5, np.int32), "expected shape"),
-        ("g_idx", np.arange(64, dtype=np.int32)[::-1] // 32, "act-order.* is not read"),
+        ("g_idx", np.arange(64, dtype=np.int32) // 16, "groups of 32 inputs each, from 0 on"),
+        ("g_idx", np.arange(64, dtype=np.int32) // 32 + 1, "groups of 32 inputs each, from 0 on"),
     ],
 )
 def test_parts_that_do_not_fit_are_told(
