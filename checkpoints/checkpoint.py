@@ -1,7 +1,8 @@
 """One model on disk, ready to use: weights, config, tokenizer, chat template, end tokens.
 
-`open_checkpoint` takes a Hugging Face folder (its weights may be orbax's), a GGUF file, or a folder
-with exactly one GGUF file. No JAX here, so the host half may use it for the tokenizer alone.
+`open_checkpoint` takes a Hugging Face folder (its weights may be orbax's), a GGUF file (of a split
+one any part), or a folder with exactly one GGUF model. No JAX here, so the host half may use it for
+the tokenizer alone.
 
 How a BOS is expressed: `tokenizer` never adds one (nor an EOS), whatever the files say: a tokenizer
 that would is stripped of its post-processor, and `add_bos` says whether a prompt of plain text
@@ -21,6 +22,7 @@ from tokenizers import Tokenizer
 from checkpoints.content_hash import content_hash
 from checkpoints.errors import CheckpointError
 from checkpoints.gguf import GGUFSource
+from checkpoints.gguf_parts import is_one_set
 from checkpoints.gguf_tokenizer import adds_bos, build_tokenizer, end_token_ids
 from checkpoints.hf_folder import (
     as_ids,
@@ -43,7 +45,7 @@ CONFIG_FILE = "config.json"
 class Checkpoint:
     """What was found under one path; `close` it when the weights have been read."""
 
-    path: Path  # the folder or the GGUF file
+    path: Path  # the folder or the GGUF file, of a split one its first part
     source: TensorSource
     config: dict[str, Any]  # Hugging Face keys
     tokenizer: Tokenizer  # adds no BOS and no EOS
@@ -86,9 +88,9 @@ def open_checkpoint(path: str | Path, *, is_mapped: bool = True) -> Checkpoint:
 
 
 def only_gguf(folder: Path) -> Path:
-    """Raises: CheckpointError if there is none, or more than one."""
+    """Any file of the folder's one model. Raises: CheckpointError if there are none, or more."""
     found = sorted(folder.glob("*.gguf"))
-    if len(found) == 1:
+    if len(found) == 1 or is_one_set(found):
         return found[0]
     if found:
         names = ", ".join(file.name for file in found[:5])
@@ -155,23 +157,24 @@ def _weights(folder: Path, is_mapped: bool) -> tuple[TensorSource, list[Path]]:
 
 def _open_gguf(path: Path, is_mapped: bool) -> Checkpoint:
     source = GGUFSource(path, is_mapped=is_mapped)
+    path, config = source.path, source.config
     tokenizer = build_tokenizer(path, source.metadata)
-    _check_vocabulary(path, tokenizer, source.config)
-    bos_token = _token(tokenizer, source.config, "bos_token_id")
+    _check_vocabulary(path, tokenizer, config)
+    bos_token = _token(tokenizer, config, "bos_token_id")
     template = source.metadata.get("tokenizer.chat_template")
     return Checkpoint(
         path=path,
-        source=source,
-        config=source.config,
+        source=arranged(source, config, str(path)),
+        config=config,
         tokenizer=tokenizer,
         chat_template=template if isinstance(template, str) else None,
         bos_token=bos_token,
-        eos_token=_token(tokenizer, source.config, "eos_token_id"),
+        eos_token=_token(tokenizer, config, "eos_token_id"),
         add_bos=bos_token is not None and adds_bos(path, source.metadata),
         eos_token_ids=end_token_ids(source.metadata),
         generation_config={},
-        version=content_hash([path]),
-        files=(path,),
+        version=content_hash(source.files),
+        files=source.files,
     )
 
 

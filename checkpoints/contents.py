@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 from checkpoints.checkpoint import CONFIG_FILE, Checkpoint, only_gguf, open_checkpoint
 from checkpoints.content_hash import content_hash
 from checkpoints.errors import CheckpointError
-from checkpoints.gguf import GGUFSource, mapped_file
+from checkpoints.gguf import GGUFSource
 from checkpoints.gguf_header import GGUFHeader, read_header
+from checkpoints.gguf_parts import mapped_file
 from checkpoints.gguf_tokenizer import build_tokenizer
 from checkpoints.hf_folder import TOKENIZER_FILE, read_chat_template, read_json, read_tokenizer
 from checkpoints.orbax import OrbaxSource, is_orbax, orbax_files
@@ -133,12 +134,16 @@ def _stored(infos: Iterable[TensorInfo]) -> list[StoredTensor]:
 
 
 def _read_gguf(found: Contents) -> None:
+    """Of a split one all parts, if it opens; else the one that was given."""
     path = found.path
-    header = found.part(lambda: read_header(path, mapped_file(path)))
-    found.files = [path]
+    found.files = found.files or [path]
+    header = None
+    for file in reversed(found.files):
+        header = found.part(lambda file=file: read_header(file, mapped_file(file)))
+        found.tensors = [*(_blocks(header) if header else ()), *found.tensors]
     if header is None:
         return
-    found.metadata, found.tensors = header.metadata, _blocks(header)
+    found.metadata = header.metadata
     if found.checkpoint is not None:
         return
     found.config = found.part(lambda: GGUFSource(path).config) or {}

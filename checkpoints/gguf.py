@@ -1,15 +1,17 @@
-"""A GGUF file as a `TensorSource`: names translated, q/k rows put back, blocks dequantized, the 1
-in Gemma's norms taken out.
+"""A GGUF file, or the parts of a split one, as a `TensorSource`: names translated, q/k rows put
+back, blocks dequantized, experts laid one under the other, the 1 in Gemma's norms taken out.
 
 Rows are dequantized as they are read, never the whole file. Block formats are the gguf package's
 business. llama-family converters store the rows of q and k for the interleaved rotary form (pairs
 2i, 2i+1); Hugging Face's models rotate halves, so the rows are put back in that order here.
+Products that are fused in the file stay so (layout.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,11 @@ from gguf.quants import dequantize
 
 from checkpoints.errors import CheckpointError
 from checkpoints.file_bytes import FileBytes
-from checkpoints.gguf_config import Architecture, architecture_of, hf_config
-from checkpoints.gguf_header import GGUFTensor, read_header
+from checkpoints.gguf_config import hf_config
+from checkpoints.gguf_header import GGUFTensor
+from checkpoints.gguf_names import Architecture, architecture_of
+from checkpoints.gguf_parts import GGUFPart, read_parts
+from checkpoints.gguf_rope import ROPE_TENSORS
 from checkpoints.source import TensorInfo
 
 PLAIN_DTYPES: dict[GGMLQuantizationType, np.dtype] = {
@@ -30,11 +35,11 @@ PLAIN_DTYPES: dict[GGMLQuantizationType, np.dtype] = {
     GGMLQuantizationType.BF16: np.dtype(ml_dtypes.bfloat16),
 }
 PIECE = 1 << 17  # elements dequantized at once
-ROPE_FACTORS = "rope_freqs.weight"  # part of the config, not a weight
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    file: int  # which of the files it is in
     tensor: GGUFTensor
     info: TensorInfo
     rows: np.ndarray | None  # int[out]: row of the file for each of our rows; None: the same
@@ -42,40 +47,42 @@ class _Entry:
 
 
 class GGUFSource:
-    """A `TensorSource` over one GGUF file, with its metadata.
+    """A `TensorSource` over one GGUF model, with its metadata.
 
     Args:
+        path: the file, or any part of a split one.
         is_mapped: as file_bytes.py says; where not, `read` gives fresh arrays.
     Attributes:
-        path: the file.
-        metadata: the file's own keys and values (see `GGUFHeader`).
+        path: the file; of a split one, its first part.
+        files: all of them.
+        metadata: the first file's own keys and values (see `GGUFHeader`).
         config: the same as Hugging Face config keys.
 
-    Raises: CheckpointError for a damaged file, an unknown architecture or block type.
+    Raises: CheckpointError for a damaged file, an unknown architecture or block type, parts that do
+        not belong together.
     """
 
     def __init__(self, path: Path, *, is_mapped: bool = True) -> None:
-        self.path = path
-        mapped = mapped_file(path)
-        header = read_header(path, mapped)
-        self.metadata: dict[str, Any] = header.metadata
-        architecture = architecture_of(path, header.metadata)
-        _check_block_types(path, header.tensors.values())
-        factors = header.tensors.get(ROPE_FACTORS)
+        parts = read_parts(path)
+        self.path = parts[0].path
+        self.files = tuple(part.path for part in parts)
+        self.metadata: dict[str, Any] = parts[0].header.metadata
+        architecture = architecture_of(self.path, self.metadata)
+        _check_block_types(parts)
         self.config: dict[str, Any] = hf_config(
-            path,
-            header.metadata,
-            {name: tensor.shape for name, tensor in header.tensors.items()},
-            rope_factors=None if factors is None else _rows(mapped, factors).reshape(-1),
+            self.path,
+            self.metadata,
+            {name: t.shape for part in parts for name, t in part.header.tensors.items()},
+            rope_tensors=_rope_tensors(parts),
         )
-        self._bytes: np.ndarray | FileBytes | None = mapped if is_mapped else FileBytes(path)
+        self._bytes: list[np.ndarray | FileBytes] = [
+            part.mapped if is_mapped else FileBytes(part.path) for part in parts
+        ]
         self._entries = {
-            entry.info.name: entry
-            for entry in (
-                _entry(tensor, architecture, self.config)
-                for name, tensor in header.tensors.items()
-                if name != ROPE_FACTORS
-            )
+            architecture.hf_name(name): _entry(file, tensor, architecture, self.config)
+            for file, part in enumerate(parts)
+            for name, tensor in part.header.tensors.items()
+            if name not in ROPE_TENSORS
         }
 
     def names(self) -> Sequence[str]:
@@ -86,20 +93,21 @@ class GGUFSource:
 
     def read(self, name: str, slices: tuple[slice, ...] | None = None) -> np.ndarray:
         entry = self._entry(name)
-        assert self._bytes is not None
+        file = self._bytes[entry.file]
         first, rest = (slice(None), ()) if not slices else (slices[0], slices[1:])
         tensor = entry.tensor
         if len(tensor.shape) == 1:
-            vector = _rows(self._bytes, tensor)
+            vector = _rows(file, tensor)
             vector = vector if entry.rows is None else vector[entry.rows]
             return (vector - vector.dtype.type(1) if entry.is_offset else vector)[first]
-        part = _rows(self._bytes, tensor, first if entry.rows is None else entry.rows[first])
+        part = _rows(file, tensor, first if entry.rows is None else entry.rows[first])
         return part[(slice(None), *rest)] if rest else part
 
     def close(self) -> None:
-        if isinstance(self._bytes, FileBytes):
-            self._bytes.close()
-        self._bytes = None
+        for file in self._bytes:
+            if isinstance(file, FileBytes):
+                file.close()
+        self._bytes.clear()
         self._entries.clear()
 
     def _entry(self, name: str) -> _Entry:
@@ -109,50 +117,72 @@ class GGUFSource:
         return entry
 
 
-def mapped_file(path: Path) -> np.ndarray:
-    """uint8[size]. Raises: CheckpointError for an empty file, or one that can't be read."""
-    try:
-        if path.stat().st_size == 0:
-            raise CheckpointError(f"{path}: expected a GGUF file, found an empty one")
-        return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-    except OSError as error:
-        raise CheckpointError(f"{path}: expected a readable file, found {error.strerror}") from None
-
-
-def _check_block_types(path: Path, tensors: Any) -> None:
+def _check_block_types(parts: Iterable[GGUFPart]) -> None:
     """Try each type that occurs on one block, so that a file fails when it is opened."""
     seen: set[GGMLQuantizationType] = set(PLAIN_DTYPES)
-    for tensor in tensors:
-        if tensor.type in seen:
-            continue
-        try:
-            dequantize(np.zeros((1, GGML_QUANT_SIZES[tensor.type][1]), np.uint8), tensor.type)
-        except NotImplementedError:
-            raise CheckpointError(
-                f"{path}: tensor {tensor.name!r} has block type {tensor.type.name}, "
-                f"which the gguf package cannot dequantize"
-            ) from None
-        seen.add(tensor.type)
+    for part in parts:
+        for tensor in part.header.tensors.values():
+            if tensor.type not in seen:
+                _check_block_type(part.path, tensor)
+                seen.add(tensor.type)
 
 
-def _entry(tensor: GGUFTensor, architecture: Architecture, config: dict[str, Any]) -> _Entry:
+def _check_block_type(path: Path, tensor: GGUFTensor) -> None:
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[tensor.type][1]), np.uint8), tensor.type)
+    except NotImplementedError:
+        raise CheckpointError(
+            f"{path}: tensor {tensor.name!r} has block type {tensor.type.name}, "
+            f"which the gguf package cannot dequantize"
+        ) from None
+
+
+def _rope_tensors(parts: Iterable[GGUFPart]) -> dict[str, np.ndarray]:
+    return {
+        name: _rows(part.mapped, part.header.tensors[name]).reshape(-1)
+        for part in parts
+        for name in ROPE_TENSORS
+        if name in part.header.tensors
+    }
+
+
+def _entry(
+    file: int, tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any]
+) -> _Entry:
     dtype = PLAIN_DTYPES.get(tensor.type, np.dtype(np.float32))
-    size = int(np.prod(tensor.shape, dtype=object))
-    name = architecture.hf_name(tensor.name)
-    num_heads = architecture.permuted_heads(tensor.name, config)
-    rows = None if num_heads is None else _unpermuted(tensor.shape[0], num_heads)
-    info = TensorInfo(name, tensor.shape, dtype, size * dtype.itemsize)
-    return _Entry(tensor, info, rows, architecture.is_offset(tensor.name))
+    name, given = architecture.hf_name(tensor.name), tensor.name
+    tensor = replace(tensor, shape=_flat(name, tensor.shape))
+    heads = architecture.permuted_heads(given, config) if tensor.nbytes else ()
+    rows = _unpermuted(tensor.shape[0], heads, config["head_dim"]) if heads else None
+    info = TensorInfo(name, tensor.shape, dtype, math.prod(tensor.shape) * dtype.itemsize)
+    return _Entry(file, tensor, info, rows, architecture.is_offset(given))
 
 
-def _unpermuted(num_rows: int, num_heads: int) -> np.ndarray:
+def _flat(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The rows of all experts under one another; a gate of one row is a matrix here."""
+    if ".mlp.experts." in name and len(shape) == 3:
+        return (shape[0] * shape[1], shape[2])
+    if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
+        return (1, *shape)
+    return shape
+
+
+def _unpermuted(num_rows: int, heads: Sequence[int], head_dim: int) -> np.ndarray:
     """int[out]: the row in the file ([head, pair, half]) of each row of ours ([head, half, pair]).
 
-    num_rows not being a multiple of 2 * num_heads is left to the shape check of the loader.
+    Args:
+        heads: of each product, from the first row on; rows after them are in place.
+    A number of rows that does not fit is left to the shape check of the loader.
     """
-    if num_rows % (2 * num_heads):
-        return np.arange(num_rows)
-    return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    rows, start = np.arange(num_rows), 0
+    for count in heads:
+        size = num_rows if len(heads) == 1 else count * head_dim
+        if start + size > num_rows or size % (2 * count):
+            return np.arange(num_rows)
+        part = rows[start : start + size].reshape(count, -1, 2).swapaxes(1, 2)
+        rows[start : start + size] = part.reshape(-1)
+        start += size
+    return rows
 
 
 def _rows(

@@ -15,7 +15,7 @@ import pytest
 
 import jaxinfer
 from checkpoints.catalog import CATALOG
-from checkpoints.gguf_config import ARCHITECTURES
+from checkpoints.gguf_names import ARCHITECTURES
 from jaxinfer.canary.guard import Guard
 from jaxinfer.canary.schedule import DEFAULT_STAGES
 from jaxinfer.config import EngineConfig, SamplingParams, replace

@@ -11,13 +11,13 @@ import pytest
 
 from checkpoints.errors import CheckpointError
 from checkpoints.gguf import GGUFSource
-from checkpoints.gguf_config import hf_config
+from checkpoints.gguf_config import FULL, SLIDING, hf_config
 
 PATH = Path("m.gguf")
 SHAPES = {"token_embd.weight": (320, 64)}
 METADATA: dict[str, Any] = {
     "general.architecture": "gemma3",
-    "gemma3.block_count": 2,
+    "gemma3.block_count": 7,
     "gemma3.context_length": 256,
     "gemma3.embedding_length": 64,
     "gemma3.feed_forward_length": 96,
@@ -75,7 +75,8 @@ def test_what_the_metadata_leave_out_is_gemma3s():
     assert config["architectures"] == ["Gemma3ForCausalLM"]
     assert config["model_type"] == "gemma3_text"
     assert config["hidden_activation"] == "gelu_pytorch_tanh"
-    assert (config["sliding_window"], config["sliding_window_pattern"]) == (512, 6)
+    assert config["sliding_window"] == 512
+    assert config["layer_types"] == [SLIDING] * 5 + [FULL, SLIDING]
     assert (config["rope_theta"], config["rope_local_base_freq"]) == (1e6, 1e4)
     assert config["query_pre_attn_scalar"] == config["head_dim"] == 32
     assert config["tie_word_embeddings"] is True
@@ -89,7 +90,8 @@ def test_what_the_metadata_say_is_taken():
         "gemma3.rope.scaling.factor": 8.0,
     }
     config = hf_config(PATH, METADATA | said, SHAPES)
-    assert (config["sliding_window_pattern"], config["rope_local_base_freq"]) == (3, 500.0)
+    assert config["layer_types"] == [SLIDING, SLIDING, FULL] * 2 + [SLIDING]
+    assert config["rope_local_base_freq"] == 500.0
     assert config["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
 
 
@@ -98,7 +100,16 @@ def test_the_model_of_62_layers_scales_by_its_width_per_head():
     assert config["query_pre_attn_scalar"] == 64 // 4
 
 
-def test_a_file_without_a_window_is_refused():
+def test_a_file_may_name_each_layer():
+    key = "gemma3.attention.sliding_window_pattern"
+    said = [True, False, False, True, True, False, True]
+    config = hf_config(PATH, METADATA | {key: np.array(said)}, SHAPES)
+    assert config["layer_types"] == [SLIDING if has_window else FULL for has_window in said]
+    with pytest.raises(CheckpointError, match=r"true or false for each of 7 layers, found 3"):
+        hf_config(PATH, METADATA | {key: np.array(said[:3])}, SHAPES)
+
+
+def test_without_a_window_all_layers_see_all():
     metadata = {key: value for key, value in METADATA.items() if "sliding" not in key}
-    with pytest.raises(CheckpointError, match=r"'gemma3\.attention\.sliding_window' to be"):
-        hf_config(PATH, metadata, SHAPES)
+    config = hf_config(PATH, metadata, SHAPES)
+    assert (config["sliding_window"], config["layer_types"]) == (None, [FULL] * 7)
