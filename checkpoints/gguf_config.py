@@ -65,6 +65,8 @@ def _common_keys(fields: Fields, shapes: Shapes) -> Config:
     num_heads = fields.integer("attention.head_count")
     hidden_size = fields.integer("embedding_length")
     head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
+    if not head_dim:
+        raise fields.error("attention.head_count", f"at most {hidden_size}", num_heads)
     _check_head_dim(fields, head_dim, "attention.value_length")
     return {
         "hidden_size": hidden_size,

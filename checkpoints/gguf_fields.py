@@ -5,7 +5,6 @@ A key that would change the arithmetic is read or refused, never passed over.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from checkpoints.errors import CheckpointError
 
 MOST = 1 << 31
+LARGEST = 1e38  # of numbers, which are kept as float32
 OFF = (0,)
 OFF_OR_ONE = (0, 1)
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -71,17 +71,18 @@ class Fields:
         return 0 if self._is_zero(key) else self.integer(key, default)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive finite one."""
+        """A positive one."""
         value = self.get(key)
         if value is None and default is not None:
             return default
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(key, "a number", value)
+        if not 0 < value < LARGEST:
             raise self.error(key, "a positive number", value)
         return shortest(value)
 
     def optional(self, key: str) -> float | None:
-        """A positive finite number; None where it is absent or 0."""
+        """A positive number; None where it is absent or 0."""
         return None if self.get(key) is None or self._is_zero(key) else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:

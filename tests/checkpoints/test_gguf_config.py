@@ -86,6 +86,8 @@ def test_an_impossible_epsilon_is_named(value):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"llama.attention.head_count": 65}, "'llama.attention.head_count' to be at most 64"),
+        ({"llama.rope.freq_base": 1e300}, "'llama.rope.freq_base' to be a positive number"),
         ({"llama.expert_count": 8}, "'llama.expert_used_count' to be a positive integer"),
         ({"llama.expert_count": 8, "llama.expert_used_count": 9}, "at most 8, found 9"),
         ({"llama.attn_logit_softcapping": 50.0}, "to be absent or 0 in llama, found 50.0"),

@@ -4,15 +4,23 @@ config and its tensors are those that it was converted from.
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from checkpoints.errors import CheckpointError
 from checkpoints.gguf import GGUFSource
+from checkpoints.gguf_config import hf_config
+from checkpoints.gguf_fields import NEUTRAL
+from checkpoints.gguf_header import read_header
 from checkpoints.gguf_names import ARCHITECTURES
+from checkpoints.gguf_parts import mapped_file
+from checkpoints.gguf_rope import ROPE_TENSORS
 from checkpoints.layout import arranged
 from checkpoints.source import TensorSource
+from jaxinfer.errors import ConfigError
 from jaxinfer.models.registry import model_config
 from tests.oracle.gguf_models import CONFIGS, tensors
 
@@ -65,6 +73,28 @@ def test_each_key_is_the_one_converted(name: str):
         assert config.get(key) == original[key], key
     scaling = {"rope_type" if k == "type" else k: v for k, v in _scaling(original).items()}
     assert _scaling(config) == scaling
+
+
+ODD = (0, -1, 3, 1 << 40, 1.5, float("nan"), 1e300, True, "x", ["x"], np.array([4, 4]))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_odd_value_of_any_key_is_refused_in_one_line_or_is_a_model(name: str):
+    path = FOLDER / f"{name}.gguf"
+    header = read_header(path, mapped_file(path))
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors.values()}
+    factors = {name: np.ones(3, np.float32) for name in ROPE_TENSORS if name in shapes}
+    prefix = header.metadata["general.architecture"]
+    keys = {f"{prefix}.{key}" for key in NEUTRAL} | header.metadata.keys()
+    refusals = []
+    for key, value in product(sorted(keys), ODD):
+        try:
+            metadata = header.metadata | {key: value}
+            model_config(hf_config(path, metadata, shapes, rope_tensors=factors))
+        except (CheckpointError, ConfigError) as error:
+            refusals.append(str(error))
+    assert len(refusals) > 100
+    assert not [text for text in refusals if "\n" in text or len(text) > 500]
 
 
 def _scaling(config: dict) -> dict:
