@@ -146,8 +146,9 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path: Path, kept: World):
     """Of int8 beside int8; no program of theirs is there, and none is needed."""
     good = quantized(tmp_path / "good")
     built, cache_dir = kept.built, tmp_path / "cache"
-    source = ModelSource(str(good))
-    found = find_model(source, REFERENCE, cache_dir, max_model_len=None, show_progress=False)
+    found = find_model(
+        ModelSource(str(good)), REFERENCE, cache_dir, max_model_len=None, show_progress=False
+    )
     config, first = built.version_source._config, {found.version: {}}
     runner = ModelRunner(first, [], built.runner._programs, **RUNNER)
     loading = VersionLoading(config, found, runner, built.plan, cache_dir=cache_dir, programs="")
