@@ -135,19 +135,20 @@ def check_pairs(config: ModelConfig) -> None:
     """Raises: ConfigError if no whole number of pairs turns, or longrope has not one factor for
     each.
     """
-    dim, factor = config.rotary_dim, config.partial_rotary_factor
-    if not 0 < dim <= config.head_dim or dim % 2:
+    factor = config.partial_rotary_factor
+    if factor > 1 or config.rotary_dim < 2 or config.rotary_dim % 2:
         raise ConfigError(
             f"config.json: partial_rotary_factor must turn an even number of a head's "
-            f"{config.head_dim} elements; got {factor}, of {dim}"
+            f"{config.head_dim} elements; got {factor}"
         )
     scaling = config.rope_scaling
     if scaling is None or scaling.rope_type != "longrope":
         return
+    num_pairs = config.rotary_dim // 2
     lists = {"short_factor": scaling.short_factors, "long_factor": scaling.long_factors}
     for key, factors in lists.items():
-        if len(factors) != dim // 2:
+        if len(factors) != num_pairs:
             raise ConfigError(
-                f"config.json: {key} must have {dim // 2} numbers, one for each pair that turns; "
+                f"config.json: {key} must have {num_pairs} numbers, one for each pair that turns; "
                 f"got {len(factors)}"
             )
