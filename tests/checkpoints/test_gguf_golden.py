@@ -7,6 +7,7 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,9 +20,10 @@ from checkpoints.gguf_names import ARCHITECTURES
 from checkpoints.gguf_parts import mapped_file
 from checkpoints.gguf_rope import ROPE_TENSORS
 from checkpoints.layout import arranged
+from checkpoints.load import load_faults
 from checkpoints.source import TensorSource
 from jaxinfer.errors import ConfigError
-from jaxinfer.models.registry import model_config
+from jaxinfer.models.registry import decoder_for, model_config
 from tests.oracle.gguf_models import CONFIGS, tensors
 
 FOLDER = Path(__file__).parents[1] / "data" / "gguf"
@@ -58,6 +60,13 @@ def test_all_tensors_are_bit_equal_to_those_converted(name: str):
 def test_the_model_is_the_one_converted(name: str):
     _, config = source_of(name)
     assert model_config(config) == model_config(CONFIGS[name])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_model_finds_each_weight_and_no_other(name: str):
+    source, config = source_of(name)
+    plan = decoder_for(config, dtype=jnp.dtype(jnp.float32)).weight_plan()
+    assert not list(load_faults(source, plan, file=name))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -77,7 +77,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         head_dim=16,
     ),
     "llama-fused-linear": _family(
-        "llama", "LlamaForCausalLM", rope_scaling={"rope_type": "linear", "factor": 2.0}
+        "llama",
+        "LlamaForCausalLM",
+        attention_bias=True,
+        rope_scaling={"rope_type": "linear", "factor": 2.0},
     ),
     "mistral": _family("mistral", "MistralForCausalLM", head_dim=6, tie_word_embeddings=False),
     "mixtral": _family(
