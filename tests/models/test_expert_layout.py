@@ -46,7 +46,8 @@ def test_tokens_meet_their_experts(name: str, rows: int):
     check(chosen, np.zeros(len(chosen), bool), 5, rows)
 
 
-@settings(max_examples=12, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(1, 20), st.integers(1, 6), st.integers(1, 9))
 def test_any_choice_has_room(data: st.DataObject, num_tokens: int, num_experts: int, rows: int):
     per_token = data.draw(st.integers(1, num_experts))

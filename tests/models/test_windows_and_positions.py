@@ -28,10 +28,9 @@ SLIDING: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA2 | {"hidden_act": None, "query_pre_attn_scalar": 16},
     "gemma3": GEMMA3 | {"sliding_window_pattern": 2},
 }
-FAR, EACH = 20_000, (1, 2, 3, 4, 5)
+FAR, EACH = 20_000, (1, 2, 3)
 YARN = {"rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 512}
 FAR_OUT: dict[str, dict[str, Any]] = {
-    "plain": {},
     "yarn": {"rope_scaling": YARN},
     "two bases": GEMMA3 | {"num_hidden_layers": 2, "sliding_window_pattern": 2},
 }
@@ -67,7 +66,7 @@ def test_a_query_sees_as_many_tokens_as_the_window_has(tmp_path: Path, name: str
 @pytest.mark.parametrize("case", FAR_OUT)
 def test_far_out_tokens_one_by_one_are_as_at_once(tmp_path: Path, case: str):
     tiny = load_tiny(tmp_path, max_position_embeddings=32_768, **FAR_OUT[case])
-    ids = tiny.random_ids(6)
+    ids = tiny.random_ids(4)
     near, at_once, by_token = (
         logits(tiny, [ids], cuts, start) for cuts, start in (((), 0), ((), FAR), (EACH, FAR))
     )
