@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -67,6 +68,20 @@ def test_every_tensor_lands_in_its_parameter(tmp_path: Path, tied: bool):
     for name, tensor in want.items():
         np.testing.assert_array_equal(got[name], tensor)
     assert jax.tree.structure(params) == jax.tree.structure(decoder.param_shapes)
+
+
+@pytest.mark.parametrize("stored", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_what_a_file_stores_is_widened(tmp_path: Path, stored: str):
+    dtype = np.dtype(getattr(ml_dtypes, stored, stored))
+
+    def store(tensors: Tensors) -> None:
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.astype(dtype)
+
+    decoder, params = load(tmp_path, store)
+    want = tiny_tensors(tiny_config())
+    for name, got in flat(decoder, params).items():
+        np.testing.assert_array_equal(got, want[name].astype(dtype).astype(np.float32))
 
 
 def test_tensors_are_converted_to_the_decoders_dtype(tmp_path: Path):
