@@ -48,11 +48,24 @@ def check_formats(config: ModelConfig, quantization: Quantization, backend: Back
     deepest = max(dim, heads, *config.mlp_sizes)
     for kept in (quantization.weights, *dict(quantization.exceptions).values()):
         _check_depth(kept, deepest, backend)
+    if config.experts is not None:
+        _check_order(quantization)
     if backend.form != "reference":
         if quantization.head:
             size = config.vocab_size * dim
             _check_bytes(f"vocab_size times hidden_size is {size}", size, "without the head")
         _check_experts(config, quantization)
+
+
+def _check_order(quantization: Quantization) -> None:
+    """Experts share the rows that they multiply."""
+    experts = (kept for name, kept in quantization.exceptions if ".experts." in name)
+    for kept in (quantization.weights, *experts):
+        if kept is not None and kept.has_order:
+            raise ConfigError(
+                f"config.json: experts take their inputs in the order that they have; got "
+                f"{kept.name}: quantize the model without act-order"
+            )
 
 
 def _check_experts(config: ModelConfig, quantization: Quantization) -> None:

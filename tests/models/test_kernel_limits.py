@@ -66,6 +66,7 @@ BYTES = WeightFormat(8, activations="int8")
         (DEEPER, WeightFormat(8), "reference", "int8 add up at most 131071 inputs; got 131072"),
         (DEEP, WeightFormat(8, has_zero=True), "reference", "at most 65535 inputs; got 65536"),
         ({"vocab_size": 2**26}, None, "pallas", "vocab_size times hidden_size is 3221225472"),
+        (QWEN3_MOE, WeightFormat(4, 32, has_order=True), "reference", "got int4-g32-order"),
     ],
 )
 def test_a_format_whose_products_would_be_wrong_is_refused(
