@@ -11,14 +11,16 @@ from checkpoints.contents import Contents
 from checkpoints.formats import CONFIG_KEY
 from jaxinfer.inspection.loading import Loading
 
-SIZES = {  # our word -> config.json's, GGUF's
+SIZES = {  # our word -> config.json's names, GGUF's last
     "layers": ("num_hidden_layers", "block_count"),
     "width": ("hidden_size", "embedding_length"),
     "MLP width": ("intermediate_size", "feed_forward_length"),
     "heads": ("num_attention_heads", "attention.head_count"),
     "KV heads": ("num_key_value_heads", "attention.head_count_kv"),
     "head size": ("head_dim", "attention.key_length"),
-    "experts": ("num_local_experts", "expert_count"),
+    "experts": ("num_experts", "num_local_experts", "expert_count"),
+    "experts per token": ("num_experts_per_tok", "expert_used_count"),
+    "expert width": ("moe_intermediate_size", "expert_feed_forward_length"),
     "context": ("max_position_embeddings", "context_length"),
     "vocabulary": ("vocab_size", "vocab_size"),
 }
@@ -64,7 +66,7 @@ class Inspection:
             "bos_token": checkpoint and checkpoint.bos_token,
             "eos_token": checkpoint and checkpoint.eos_token,
             "eos_token_ids": list(checkpoint.eos_token_ids) if checkpoint else [],
-            "quantization": quantization(contents.config),
+            "quantization": quantization(contents),
             "loading": None if self.loading is None else _loading_json(self.loading),
             "faults": contents.faults,
             "would_load": self.would_load,
@@ -88,7 +90,7 @@ class Inspection:
         yield "version", contents.version or "unknown"
         yield "architecture", architecture(contents) or "unknown"
         yield "sizes", ", ".join(f"{key} {n:,}" for key, n in sizes(contents).items()) or "unknown"
-        yield "quantization", quantization(contents.config) or "none"
+        yield "quantization", quantization(contents) or "none"
         kinds = [
             f"{count} {kind} ({_mib(nbytes)})"
             for kind, (count, nbytes) in contents.by_kind().items()
@@ -123,11 +125,13 @@ def architecture(contents: Contents) -> str | None:
 def sizes(contents: Contents) -> dict[str, int]:
     """Those that the files name, whatever they are worth."""
     prefix = contents.metadata.get("general.architecture")
-    found = {
-        word: contents.config.get(key, contents.metadata.get(f"{prefix}.{gguf_key}"))
-        for word, (key, gguf_key) in SIZES.items()
-    }
-    return {word: size for word, size in found.items() if type(size) is int and size < 1 << 63}
+    found = dict[str, int]()
+    for word, (*keys, gguf_key) in SIZES.items():
+        named = [contents.config.get(key) for key in keys]
+        for size in (*named, contents.metadata.get(f"{prefix}.{gguf_key}")):
+            if type(size) is int and size < 1 << 63:
+                found.setdefault(word, size)
+    return found
 
 
 def tokenizer_kind(contents: Contents) -> str | None:
@@ -139,9 +143,11 @@ def tokenizer_kind(contents: Contents) -> str | None:
     return f"{type(model).__name__}{fallback}"
 
 
-def quantization(config: Mapping[str, Any]) -> str | None:
-    """Who quantized it, by config.json."""
-    found = config.get(CONFIG_KEY)
+def quantization(contents: Contents) -> str | None:
+    """The method by which it was quantized, by config.json."""
+    if contents.checkpoint is not None and contents.checkpoint.quantized_by is not None:
+        return contents.checkpoint.quantized_by
+    found = contents.config.get(CONFIG_KEY)
     if found is None:
         return None
     return str(found.get("quant_method", "unknown") if isinstance(found, Mapping) else found)[

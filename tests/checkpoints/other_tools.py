@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
+
+from tests.tiny import tiny_config, tiny_tensors, write_checkpoint
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,9 @@ class Numbers:
         groups = np.arange(self.q.shape[1]) // self.group_size
         difference = (self.q - self.zero[:, groups]).astype(np.float32)
         return difference * self.scale.astype(np.float32)[:, groups]
+
+
+Pack = Callable[[Numbers], dict[str, Any]]
 
 
 def random_numbers(
@@ -122,3 +130,43 @@ def compressed_config(
         "ignore": ["lm_head"],
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights} | group},
     }
+
+
+def named(parts: dict[str, Any], product: str = "model.layers.0.mlp.up_proj") -> dict[str, Any]:
+    return {f"{product}.{part}": array for part, array in parts.items()}
+
+
+METHODS: dict[str, tuple[dict[str, Any], int, int | None, bool, Pack]] = {
+    "gptq": (gptq_config(4, 32, sym=True), 4, 32, True, lambda n: gptq(n, 4)),
+    "awq": (awq_config(32), 4, 32, False, awq),
+    "compressed-tensors": (
+        compressed_config("pack-quantized", 8, None, is_symmetric=True),
+        8,
+        None,
+        True,
+        lambda n: pack_quantized(n, 8, is_symmetric=True),
+    ),
+}
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
+
+
+def write_quantized(folder: Path, method: str, **changes: Any) -> dict[str, np.ndarray]:
+    """A tiny model with all products of its layers so quantized, but one that stays; the same in
+    floats.
+    """
+    config, bits, size, is_symmetric, pack = METHODS[method]
+    changes = SIZES | changes
+    write_checkpoint(folder, quantization_config=config, **changes)
+    tensors, floats = dict[str, np.ndarray](), tiny_tensors(tiny_config(**changes))
+    for number, (name, tensor) in enumerate(floats.items()):
+        product = name.removesuffix(".weight")
+        stays = "layers.0.self_attn.o_proj" in name or name.endswith(".gate.weight")
+        if tensor.ndim == 1 or "layers" not in name or stays:
+            tensors[name] = tensor
+            continue
+        shape = (tensor.shape[0], tensor.shape[1])
+        numbers = random_numbers(shape, bits, size, is_symmetric=is_symmetric, seed=number)
+        tensors |= named(pack(numbers), product)
+        floats[name] = numbers.values
+    save_file(tensors, folder / "model.safetensors")
+    return floats

@@ -11,6 +11,9 @@ import pytest
 from checkpoints.__main__ import main
 from checkpoints.checkpoint import open_checkpoint
 from checkpoints.save_orbax import save_orbax
+from tests.checkpoints.other_tools import METHODS, write_quantized
+from tests.models.tiny_decoder import QWEN3_MOE
+from tests.tiny import write_checkpoint
 
 
 @pytest.fixture
@@ -65,6 +68,22 @@ def test_every_form_of_one_model_would_load(
     ("memory", "tokens"),
     [(300_000, 0), (370_000, 64), (1 << 30, 256)],
 )
+@pytest.mark.parametrize("method", METHODS)
+def test_folders_of_other_tools_would_load(
+    tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
+):
+    write_quantized(tmp_path, method)
+    code, found = inspect(tmp_path, capsys)
+    assert (code, found["quantization"]) == (0, method)
+
+
+def test_a_mixture_has_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    code, found = inspect(write_checkpoint(tmp_path, **QWEN3_MOE), capsys)
+    assert code == 0
+    experts = {word: size for word, size in found["sizes"].items() if "expert" in word}
+    assert experts == {"experts": 9, "experts per token": 4, "expert width": 24}
+
+
 def test_memory_is_for_weights_and_context(
     folder: Path, capsys: pytest.CaptureFixture[str], memory: int, tokens: int
 ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,26 @@ from checkpoints.save_safetensors import save_safetensors
 from jaxinfer.models.registry import decoder_for
 from jaxinfer.runtime.weights import load_weights
 from tests.checkpoints.other_tools import (
+    METHODS,
+    SIZES,
     Numbers,
+    Pack,
     awq,
     awq_config,
     compressed_config,
     gptq,
     gptq_config,
     int_quantized,
+    named,
     pack_quantized,
     random_numbers,
+    write_quantized,
 )
 from tests.held_tensors import Held
 from tests.models.tiny_decoder import MIXTRAL, PHI3, dense_logits
-from tests.tiny import tiny_config, tiny_tensors, write_checkpoint
+from tests.tiny import write_checkpoint
 
 SHAPE = (24, 256)
-Pack = Callable[[Numbers], dict[str, Any]]
 
 
 def case(
@@ -82,10 +85,6 @@ CASES = [
     *(case(awq_config(size), WeightFormat(4, size, has_zero=True), awq) for size in (32, 64, 128)),  # type: ignore[arg-type]
     *compressed_cases(),
 ]
-
-
-def named(parts: dict[str, Any], product: str = "model.layers.0.mlp.up_proj") -> dict[str, Any]:
-    return {f"{product}.{part}": array for part, array in parts.items()}
 
 
 @pytest.mark.parametrize(("config", "kept", "pack", "is_symmetric"), CASES)
@@ -135,42 +134,6 @@ def test_inputs_out_of_order_are_brought_together(method: str):
     dequantized = QTensor.from_parts(found, WeightFormat(4, 64), SHAPE[1]).dequantized()
     np.testing.assert_array_equal(dequantized, values[:, order])
     assert (np.diff(groups[order]) >= 0).all()
-
-
-METHODS: dict[str, tuple[dict[str, Any], int, int | None, bool, Pack]] = {
-    "gptq": (gptq_config(4, 32, sym=True), 4, 32, True, lambda n: gptq(n, 4)),
-    "awq": (awq_config(32), 4, 32, False, awq),
-    "compressed-tensors": (
-        compressed_config("pack-quantized", 8, None, is_symmetric=True),
-        8,
-        None,
-        True,
-        lambda n: pack_quantized(n, 8, is_symmetric=True),
-    ),
-}
-SIZES = {"hidden_size": 64, "intermediate_size": 96}
-
-
-def write_quantized(folder: Path, method: str, **changes: Any) -> dict[str, np.ndarray]:
-    """A tiny model with all products of its layers so quantized, but one that stays; the same in
-    floats.
-    """
-    config, bits, size, is_symmetric, pack = METHODS[method]
-    changes = SIZES | changes
-    write_checkpoint(folder, quantization_config=config, **changes)
-    tensors, floats = dict[str, np.ndarray](), tiny_tensors(tiny_config(**changes))
-    for number, (name, tensor) in enumerate(floats.items()):
-        product = name.removesuffix(".weight")
-        stays = "layers.0.self_attn.o_proj" in name or name.endswith(".gate.weight")
-        if tensor.ndim == 1 or "layers" not in name or stays:
-            tensors[name] = tensor
-            continue
-        shape = (tensor.shape[0], tensor.shape[1])
-        numbers = random_numbers(shape, bits, size, is_symmetric=is_symmetric, seed=number)
-        tensors |= named(pack(numbers), product)
-        floats[name] = numbers.values
-    save_file(tensors, folder / "model.safetensors")
-    return floats
 
 
 @pytest.mark.parametrize("changes", [{}, MIXTRAL | {"intermediate_size": 64}], ids=["llama", "moe"])

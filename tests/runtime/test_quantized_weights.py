@@ -241,8 +241,8 @@ def test_a_file_that_is_cut_is_refused(tmp_path: Path):
 
 CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another method": (
-        lambda found: found.update(quant_method="gptq"),
-        "expected quantization_config of quant_method 'jaxinfer', found 'gptq'",
+        lambda found: found.update(quant_method="bitsandbytes"),
+        "of quant_method jaxinfer, gptq, awq, compressed-tensors, found 'bitsandbytes'",
     ),
     "an unknown key": (lambda found: found.update(desc_act=True), "found also 'desc_act'"),
     "a field that is missing": (lambda found: found.pop("head"), "found 'head'"),
