@@ -64,10 +64,6 @@ def test_every_form_of_one_model_would_load(
         assert len(found["files"]) == len(open_checkpoint(tmp_path / name).files)
 
 
-@pytest.mark.parametrize(
-    ("memory", "tokens"),
-    [(300_000, 0), (370_000, 64), (1 << 30, 256)],
-)
 @pytest.mark.parametrize("method", METHODS)
 def test_folders_of_other_tools_would_load(
     tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
@@ -84,6 +80,10 @@ def test_a_mixture_has_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert experts == {"experts": 9, "experts per token": 4, "expert width": 24}
 
 
+@pytest.mark.parametrize(
+    ("memory", "tokens"),
+    [(300_000, 0), (370_000, 64), (1 << 30, 256)],
+)
 def test_memory_is_for_weights_and_context(
     folder: Path, capsys: pytest.CaptureFixture[str], memory: int, tokens: int
 ):
