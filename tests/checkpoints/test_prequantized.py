@@ -136,8 +136,13 @@ def test_inputs_out_of_order_are_brought_together(method: str):
     assert (np.diff(groups[order]) >= 0).all()
 
 
-@pytest.mark.parametrize("changes", [{}, MIXTRAL | {"intermediate_size": 64}], ids=["llama", "moe"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        *((method, {}) for method in METHODS),
+        ("gptq", MIXTRAL | {"intermediate_size": 64}),
+    ],
+)
 def test_a_folder_computes_as_its_numbers_do(tmp_path: Path, method: str, changes: dict[str, Any]):
     floats = write_quantized(tmp_path / "model", method, **changes)
     checkpoint = open_checkpoint(tmp_path / "model")

@@ -45,7 +45,11 @@ def test_the_golden_file_is_of_these_cases_and_weights():
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("cuts", [(), (130, 199)], ids=["at once", "two chunks and a token"])
+@pytest.mark.parametrize(
+    "cuts",
+    [pytest.param((), id="at once", marks=pytest.mark.slow), (130, 199)],
+    ids=[None, "two chunks and a token"],
+)
 def test_logits_are_transformers(case: str, cuts: tuple[int, ...]):
     config = config_of(case)
     decoder = decoder_for(config, dtype=jnp.dtype("float32"), max_model_len=NUM_TOKENS)

@@ -28,6 +28,7 @@ FORMATS = {
     "int8 rows": WeightFormat(8, activations="int8"),
     "int4 in groups": WeightFormat(4, 32, has_zero=True),
 }
+QUICK = ("float", "int4 in groups")
 
 
 class Sparse:
@@ -98,7 +99,10 @@ def test_it_computes_what_the_papers_say(name: str):
     np.testing.assert_allclose(layer(x), want, rtol=0, atol=2e-6 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("kept", FORMATS)
+@pytest.mark.parametrize(
+    "kept",
+    [kept if kept in QUICK else pytest.param(kept, marks=pytest.mark.slow) for kept in FORMATS],
+)
 def test_a_row_has_the_same_bits_in_any_company(kept: str):
     layer, x = Sparse(SIZES["not normalized"], FORMATS[kept]), rows(256)
     whole = layer(x)
