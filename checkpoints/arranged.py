@@ -8,13 +8,13 @@ columns of `scale` and `zero` (qtensor.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from checkpoints.errors import CheckpointError
-from checkpoints.source import TensorInfo, TensorSource
+from checkpoints.source import DerivedSource, TensorInfo, TensorSource
 
 BY_COLUMNS = (".scale", ".zero")  # the last parts of names whose outputs are on the second axis
 
@@ -35,7 +35,7 @@ class Joined:
     names: tuple[str, ...]
 
 
-class ArrangedSource:
+class ArrangedSource(DerivedSource):
     """A `TensorSource` over another, of which it keeps what `parts` does not take.
 
     Args:
@@ -48,20 +48,13 @@ class ArrangedSource:
     def __init__(
         self, source: TensorSource, parts: Mapping[str, Cut | Joined], *, file: str
     ) -> None:
-        self._source, self._parts, self._file = source, dict(parts), file
+        infos: dict[str, TensorInfo] = {}
+        super().__init__(source, infos, file)
+        self._parts = dict(parts)
         taken = {name for part in parts.values() for name in _names(part)}
         kept = [name for name in source.names() if name not in taken]
-        self._infos = {name: source.info(name) for name in kept}
-        self._infos |= {name: self._info(name, part) for name, part in parts.items()}
-
-    def names(self) -> Sequence[str]:
-        return list(self._infos)
-
-    def info(self, name: str) -> TensorInfo:
-        info = self._infos.get(name)
-        if info is None:
-            raise CheckpointError(f"{self._file}: expected a tensor {name!r}, found none")
-        return info
+        infos |= {name: source.info(name) for name in kept}
+        infos |= {name: self._info(name, part) for name, part in parts.items()}
 
     def read(self, name: str, slices: tuple[slice, ...] | None = None) -> np.ndarray:
         info, part = self.info(name), self._parts.get(name)
@@ -76,9 +69,6 @@ class ArrangedSource:
             wanted[axis] = _from(part.first + first, part.first + last, step)
             return self._source.read(part.name, tuple(wanted))
         return self._read_joined(part, wanted, axis, range(*outputs))
-
-    def close(self) -> None:
-        self._source.close()
 
     def _read_joined(
         self, part: Joined, wanted: list[slice], axis: int, outputs: range

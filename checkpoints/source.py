@@ -5,11 +5,13 @@ Speaks Hugging Face tensor names and the [out, in] layout; knows no model and no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+
+from checkpoints.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +51,28 @@ class TensorSource(Protocol):
     def close(self) -> None:
         """Let go of the files; views that `read` gave out keep their mapping alive. Idempotent."""
         ...
+
+
+class DerivedSource:
+    """What a `TensorSource` over another has in any case; `read` is its own.
+
+    Args:
+        source: the other, closed with this one.
+        infos: by name, in order, of what `read` gives.
+        file: what error messages call the source.
+    """
+
+    def __init__(self, source: TensorSource, infos: Mapping[str, TensorInfo], file: str) -> None:
+        self._source, self._infos, self._file = source, infos, file
+
+    def names(self) -> Sequence[str]:
+        return list(self._infos)
+
+    def info(self, name: str) -> TensorInfo:
+        info = self._infos.get(name)
+        if info is None:
+            raise CheckpointError(f"{self._file}: expected a tensor {name!r}, found none")
+        return info
+
+    def close(self) -> None:
+        self._source.close()

@@ -7,15 +7,20 @@ outputs, those of even numbers come first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import WeightFormat
-from checkpoints.prequantized.gptq import SCALE_DTYPES
-from checkpoints.prequantized.product import Tensors, group_size, unpacked, whole_number
+from checkpoints.prequantized.product import (
+    SCALE_DTYPES,
+    Tensors,
+    group_size,
+    unpacked,
+    whole_number,
+)
 
 PER_WORD = 8
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of outputs 0 to 7 in their word
@@ -26,7 +31,7 @@ class AWQ:
     """Of a whole folder."""
 
     kept: WeightFormat
-    marks: tuple[str, ...] = field(default=("qweight", "qzeros", "scales"))
+    marks: tuple[str, ...] = ("qweight", "qzeros", "scales")
 
     @classmethod
     def of(cls, config: Mapping[str, Any], file: str) -> AWQ:

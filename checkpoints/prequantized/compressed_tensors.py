@@ -8,15 +8,15 @@ packed ones are kept with half of their range added.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import Activations, WeightFormat
-from checkpoints.prequantized.gptq import SCALE_DTYPES
 from checkpoints.prequantized.product import (
+    SCALE_DTYPES,
     Tensors,
     group_size,
     input_order,
@@ -34,7 +34,7 @@ class CompressedTensors:
 
     kept: WeightFormat
     is_packed: bool
-    marks: tuple[str, ...] = field(default=PARTS)
+    marks: tuple[str, ...] = PARTS
 
     @classmethod
     def of(cls, config: Mapping[str, Any], file: str) -> CompressedTensors:

@@ -7,7 +7,7 @@ outputs (zero points), 32 bits at a time; `gptq` keeps zero points less 1, `gptq
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,13 @@ import numpy as np
 from checkpoints.errors import CheckpointError
 from checkpoints.formats import WeightFormat
 from checkpoints.prequantized.product import (
+    SCALE_DTYPES,
     Tensors,
     group_size,
     input_order,
     unpacked,
     whole_number,
 )
-
-SCALE_DTYPES = ("float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class GPTQ:
 
     kept: WeightFormat
     zeros_less_one: bool
-    marks: tuple[str, ...] = field(default=("qweight", "qzeros", "scales", "g_idx"))
+    marks: tuple[str, ...] = ("qweight", "qzeros", "scales", "g_idx")
 
     @classmethod
     def of(cls, config: Mapping[str, Any], file: str) -> GPTQ:

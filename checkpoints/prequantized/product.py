@@ -12,6 +12,8 @@ from checkpoints.errors import CheckpointError
 from checkpoints.formats import GROUP_SIZES, WeightFormat
 from checkpoints.source import TensorInfo, TensorSource
 
+SCALE_DTYPES = ("float16", "bfloat16", "float32")
+
 
 class PackedProduct(Protocol):
     """One weight [N, K], of which rows can be read alone. Values: checkpoints/qtensor.py's."""

@@ -6,20 +6,21 @@ Read some rows at a time; the values are those of the tool's own formula in floa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from checkpoints.errors import CheckpointError
-from checkpoints.formats import CONFIG_KEY, METHOD, Quantization, WeightFormat, packed_group
+from checkpoints.formats import CONFIG_KEY, METHOD, Quantization, WeightFormat
+from checkpoints.load_product import PART_DTYPES, ProductSpec
 from checkpoints.prequantized.awq import AWQ
 from checkpoints.prequantized.compressed_tensors import CompressedTensors
 from checkpoints.prequantized.gptq import GPTQ
 from checkpoints.prequantized.product import Method, PackedProduct, Tensors
 from checkpoints.qtensor import pack_int4
-from checkpoints.source import TensorInfo, TensorSource
+from checkpoints.source import DerivedSource, TensorInfo, TensorSource
 
 METHODS: dict[str, Callable[[Mapping[str, Any], str], Method]] = {
     "gptq": GPTQ.of,
@@ -37,7 +38,7 @@ def method_of(config: Mapping[str, Any]) -> str | None:
     return str(found.get("quant_method"))
 
 
-class ConvertedSource:
+class ConvertedSource(DerivedSource):
     """Our parts (q, scale, zero) in place of another tool's; all else is the other source's.
 
     Args:
@@ -56,27 +57,18 @@ class ConvertedSource:
                 f"{file}: expected {CONFIG_KEY} of quant_method {METHOD}, {', '.join(METHODS)}, "
                 f"found {name!r:.60}; give the model that it was made from"
             )
-        self._source, self._file = source, file
         method = make(config[CONFIG_KEY], file)
         parts, kept = _by_product(source, method.marks)
-        self._infos = {name: source.info(name) for name in kept}
+        all_infos = {name: source.info(name) for name in kept}
+        super().__init__(source, all_infos, file)
         self._products: dict[str, PackedProduct] = {}
         for product, infos in parts.items():
             found = method.product(Tensors(source, product, infos, file))
             self._products[product] = found
-            self._infos |= _infos(product, found)
+            all_infos |= _infos(product, found)
         if not self._products:
             raise CheckpointError(f"{file}: expected products quantized by {name}, found none")
         self.kept = method.kept
-
-    def names(self) -> Sequence[str]:
-        return list(self._infos)
-
-    def info(self, name: str) -> TensorInfo:
-        info = self._infos.get(name)
-        if info is None:
-            raise CheckpointError(f"{self._file}: expected a tensor {name!r}, found none")
-        return info
 
     def read(self, name: str, slices: tuple[slice, ...] | None = None) -> np.ndarray:
         self.info(name)
@@ -95,9 +87,6 @@ class ConvertedSource:
             return q[:, second]
         values = product.scale(second) if part == "scale" else product.zero(second)
         return np.ascontiguousarray(values[first])
-
-    def close(self) -> None:
-        self._source.close()
 
 
 def converted_config(
@@ -142,23 +131,10 @@ def _by_product(
 
 
 def _infos(name: str, product: PackedProduct) -> dict[str, TensorInfo]:
-    num_outputs, num_inputs = product.shape
-    kept = product.kept
-    groups = kept.groups(num_inputs)
-    width = num_inputs
-    if kept.bits == 4:
-        width = groups * packed_group(kept.group_size, num_inputs) // 2
-    parts: dict[str, tuple[tuple[int, ...], Any]] = {
-        "q": ((num_outputs, width), np.int8),
-        "scale": ((groups, num_outputs), np.float32),
-    }
-    if kept.has_zero:
-        parts["zero"] = ((groups, num_outputs), np.int8)
-    if kept.has_order:
-        parts["order"] = ((num_inputs,), np.int32)
-    return {
-        f"{name}.{part}": TensorInfo(
-            f"{name}.{part}", shape, np.dtype(dtype), math.prod(shape) * np.dtype(dtype).itemsize
-        )
-        for part, (shape, dtype) in parts.items()
-    }
+    """Of our parts, as the loader expects them."""
+    shapes = ProductSpec((), (name,), product.shape, product.kept).part_shapes()
+    found: dict[str, TensorInfo] = {}
+    for part, shape in shapes.items():
+        full, dtype = f"{name}.{part}", np.dtype(PART_DTYPES[part])
+        found[full] = TensorInfo(full, shape, dtype, math.prod(shape) * dtype.itemsize)
+    return found
