@@ -104,8 +104,8 @@ class HfKeys:
             isinstance(quantization, Mapping) and quantization.get("quant_method") == METHOD
         ):
             raise ConfigError(
-                "config.json: quantization_config must be absent; pre-quantized checkpoints "
-                "of other tools are not read, use the unquantized model"
+                "config.json: quantization_config must be absent or ours; open_checkpoint converts "
+                "those of other tools that are read"
             )
         self._refuse_partial("rotary_pct")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from jaxinfer.models.config import FULL, SLIDING, Experts, LayerKind
+from jaxinfer.models.config import Experts, LayerKind
 from jaxinfer.models.decoder_layer import PreNormLayer
+from jaxinfer.models.families.mistral import one_window
 from jaxinfer.models.family import Family
 from jaxinfer.models.hf_keys import HfKeys
 
@@ -20,11 +22,11 @@ DEFAULTS: dict[str, Any] = {
 
 
 def _fields(keys: HfKeys) -> dict[str, Any]:
-    has_window = keys.get("sliding_window") is not None
-    kind = LayerKind(SLIDING if has_window else FULL, is_sparse=True)
+    window = one_window(keys)
+    kinds = window.get("layer_kinds") or (LayerKind(),) * keys.positive("num_hidden_layers")
     return {
-        "layer_kinds": (kind,) * keys.positive("num_hidden_layers"),
-        "sliding_window": keys.positive("sliding_window") if has_window else None,
+        **window,
+        "layer_kinds": tuple(replace(kind, is_sparse=True) for kind in kinds),
         "experts": Experts(
             count=keys.positive("num_local_experts"),
             per_token=keys.at_most("num_experts_per_tok", "num_local_experts"),
